@@ -1,0 +1,29 @@
+# Needs only python3 and make. Everything lives in .venv; a second call installs nothing again.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check lint bench clean
+demo: $(READY)
+	$(BIN)/leadline demo
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(READY)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+check: lint test
+
+bench: $(READY)
+	$(BIN)/python -m bench train
+
+# uv installs torch in seconds where pip takes minutes; it comes from the same place as any other package.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,287 @@
+"""What to run: frozen dataclasses, one TOML file, and one strict override for `--set a.b=c`.
+
+Every key is declared once, here, with its default; an unknown key or a value of the wrong kind is an error
+that names the nearest right one. Nothing else in the package reads options from anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from leadline.errors import UserError, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The Transformer. A stack with 0 layers does not exist, so the layer counts also choose the architecture."""
+
+    placement: str = "pre_ln"
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    dim: int = 512
+    ffn_dim: int = 1024
+    heads: int = 4
+    activation: Literal["relu", "gelu"] = "relu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    max_length: int = 256  # the longest sequence in tokens; longer ones are counted and left out of training
+    embeddings: Literal["tied", "output_tied", "separate"] = "tied"  # one matrix; one a language; three
+    embed_norm: bool = False  # a layer norm on the embeddings, as in BERT
+
+    def __post_init__(self) -> None:
+        if self.encoder_layers < 0 or self.decoder_layers < 0 or self.encoder_layers + self.decoder_layers == 0:
+            raise UserError("model.encoder_layers and model.decoder_layers must be 0 or more, and not both 0")
+        if min(self.dim, self.ffn_dim, self.heads, self.max_length) < 1:
+            raise UserError("model.dim, model.ffn_dim, model.heads and model.max_length must be at least 1")
+        if self.dim % self.heads or self.dim % 2:
+            raise UserError(f"model.dim={self.dim} must be even and a multiple of model.heads={self.heads}")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"model.{name} must be at least 0 and below 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The corpus: where it comes from and how it becomes tokens."""
+
+    source: str = "builtin:numerals"  # or text:FOLDER, hf:NAME_OR_PATH, prepared:FOLDER
+    source_lang: str = "de"
+    target_lang: str = "en"
+    text: Literal["raw", "moses", "tokenized"] = "raw"  # as it is; tokenise it with Moses; it is tokenised
+    lowercase: bool = False
+    vocab_size: int = 10000
+    size: int = 50000  # training pairs to generate, for builtin sources
+    holdout: int = 0  # pairs taken out of train for each of valid and test, where a text folder has none
+    seed: int = 0  # of what is generated or held out
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 8 or self.size < 1 or self.holdout < 0:
+            raise UserError("data.vocab_size must be at least 8, data.size 1 and data.holdout 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """The optimizer and its learning rate; each schedule is a function in leadline.train.optim."""
+
+    name: Literal["adam", "adamw", "sgd", "radam"] = "adam"
+    lr: float = 5e-4
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-9
+    weight_decay: float = 0.0
+    momentum: float = 0.0  # sgd only
+    clip: float = 0.0  # largest gradient norm; 0: no clipping
+    schedule: Literal["inverse_sqrt", "hold_inverse_sqrt", "linear", "constant", "step", "cosine"] = "inverse_sqrt"
+    warmup: int = 1  # updates of linear rise; 0 or 1: none
+    hold: int = 4000  # hold_inverse_sqrt: updates at the full rate before the decay
+    decay_at: tuple[int, ...] = ()  # step: multiply the rate by decay_factor at each of these
+    decay_unit: Literal["epochs", "updates"] = "epochs"
+    decay_factor: float = 0.1
+    after_decay: Literal["constant", "inverse_sqrt"] = "constant"  # step: what follows the last decay
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise UserError(f"optim.lr must be above 0, not {self.lr}")
+        if min(self.warmup, self.clip, self.weight_decay, self.momentum) < 0 or self.hold < 1:
+            raise UserError("optim.warmup, clip, weight_decay and momentum must be 0 or more, and optim.hold 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long, in what batches and on what machine."""
+
+    updates: int = 0  # stop after this many; 0: epochs decide
+    epochs: int = 0  # stop after this many; 0: updates decide
+    batch_tokens: int = 4096  # target tokens in a packed batch
+    accumulate: int = 1  # batches summed into one update
+    label_smoothing: float = 0.1
+    seed: int = 1
+    device: str = "auto"  # auto, cpu, cuda, cuda:1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    step: Literal["eager", "compiled"] = "eager"
+    eval_every: int = 0  # updates between evaluations; 0: after every epoch
+    bleu_sentences: int = 0  # validation sentences translated at each evaluation; 0: none; -1: all
+    patience: int = 0  # stop after this many evaluations without a better validation loss; 0: never
+    save_every: int = 0  # updates between checkpoints; 0: at evaluations only
+    keep: int = 3  # recent checkpoints kept beside the best
+    log_every: int = 10  # updates between lines of metrics.jsonl
+
+    def __post_init__(self) -> None:
+        if self.updates < 0 or self.epochs < 0 or self.updates + self.epochs == 0:
+            raise UserError("set train.updates or train.epochs: both are 0, so training would never stop")
+        if min(self.batch_tokens, self.accumulate, self.keep, self.log_every) < 1:
+            raise UserError("train.batch_tokens, accumulate, keep and log_every must be at least 1")
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(f"train.label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
+        if min(self.eval_every, self.patience, self.save_every) < 0 or self.bleu_sentences < -1:
+            raise UserError("train.eval_every, patience and save_every must be 0 or more, bleu_sentences -1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How translations are searched for."""
+
+    beam: int = 5
+    length_penalty: float = 1.0  # scores are divided by length ** length_penalty
+    batch_tokens: int = 4096  # source tokens translated at once
+    max_ratio: float = 2.0  # a translation is at most this many times its source, plus 20 tokens
+
+    def __post_init__(self) -> None:
+        if self.beam < 1 or self.batch_tokens < 1 or self.max_ratio <= 0:
+            raise UserError("decode.beam and decode.batch_tokens must be at least 1, decode.max_ratio above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run."""
+
+    task: str = "translation"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=10))
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+    def set(self, **sections: dict[str, Any]) -> Config:
+        """A copy with some keys changed: `config.set(optim={"lr": 1e-3}, train={"seed": 2})`."""
+        return from_dict(_merge(to_dict(self), sections))
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        merged[key] = _merge(base[key], value) if isinstance(value, dict) and key in base else value
+    return merged
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    return {
+        f.name: to_dict(value)
+        if dataclasses.is_dataclass(value)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for f in dataclasses.fields(config)
+        for value in [getattr(config, f.name)]
+    }
+
+
+def from_dict(values: dict[str, Any], kind: type = Config, where: str = "") -> Any:
+    """Strictly: unknown keys and values of the wrong kind raise."""
+    hints = typing.get_type_hints(kind)
+    known = [f.name for f in dataclasses.fields(kind)]
+    arguments = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(f"there is no key {where + key!r}: {nearest(key, known)}")
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, dict):
+                raise UserError(
+                    f"{where + key} is a section, not a value: set one of its keys, such as {where + key}."
+                    f"{dataclasses.fields(hints[key])[0].name}"
+                )
+            arguments[key] = from_dict(value, hints[key], f"{where}{key}.")
+        else:
+            arguments[key] = _checked(value, hints[key], where + key)
+    return kind(**arguments)
+
+
+def _checked(value: Any, hint: Any, key: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{key} cannot be {value!r}: {nearest(str(value), args)}")
+        return value
+    if origin is tuple:
+        items = list(value) if isinstance(value, list | tuple) else [value]
+        if args[-1] is not Ellipsis and len(items) != len(args):
+            raise UserError(f"{key} needs {len(args)} numbers, not {value!r}")
+        return tuple(_checked(item, args[0], key) for item in items)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not hint:
+        raise UserError(f"{key} must be {_KINDS[hint]}, not {value!r}")
+    return value
+
+
+_KINDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def override(config: Config, assignments: list[str]) -> Config:
+    """Apply `--set section.key=value` strings, each read as the kind its key declares."""
+    values = to_dict(config)
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set {assignment!r} has no '=': write it as --set optim.lr=1e-3")
+        section, hint = values, typing.cast(Any, Config)
+        *parents, key = path.strip().split(".")
+        for i, name in enumerate([*parents, key]):
+            hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
+            if name not in hints:
+                choices = _all_keys() if i == 0 or not hints else [".".join([*parents[:i], k]) for k in hints]
+                raise UserError(f"there is no key {path!r}: {nearest(path, choices)}")
+            hint = hints[name]
+            if i < len(parents):
+                section = section[name]
+        section[key] = _parsed(text.strip(), hint)
+    return from_dict(values)
+
+
+def _all_keys() -> list[str]:
+    return [
+        f"{s}.{k}" if isinstance(v, dict) else s
+        for s, v in to_dict(Config()).items()
+        for k in (v if isinstance(v, dict) else [""])
+    ]
+
+
+def _parsed(text: str, hint: Any) -> Any:
+    if hint is str or typing.get_origin(hint) is Literal:
+        return text
+    if typing.get_origin(hint) is tuple:
+        return [
+            _parsed(item.strip(), typing.get_args(hint)[0]) for item in text.strip("[]()").split(",") if item.strip()
+        ]
+    if hint is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return float(text) if hint is float else int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+
+def to_toml(config: Config) -> str:
+    """Strings are written as JSON, which TOML reads the same."""
+    values = to_dict(config)
+    lines = [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        for key, value in values.items()
+        if not isinstance(value, dict)
+    ]
+    for section, entries in values.items():
+        if isinstance(entries, dict):
+            lines += ["", f"[{section}]"]
+            lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items()]
+    return "\n".join(lines) + "\n"
+
+
+def load(path: Path) -> Config:
+    try:
+        return from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a TOML file: {error}") from None

@@ -1,0 +1,203 @@
+"""Where sentences come from. A source gives (source line, target line) pairs of a split, as a stream.
+
+builtin:numerals   number words, dates, amounts and names in many languages, made on the spot
+text:FOLDER        train.de, train.en, valid.de, …; plain, .gz or .xz
+hf:NAME_OR_PATH    a Hugging Face dataset with a `translation` column or a column a language
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from leadline.config import DataConfig
+from leadline.data import numerals
+from leadline.errors import UserError
+
+SPLITS = ("train", "valid", "test")
+Pair = tuple[str, str]
+
+
+class Source(Protocol):
+    def fingerprint(self) -> str:
+        """Changes when the sentences change."""
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        """The split from its beginning; UserError where it is damaged."""
+
+    def splits(self) -> tuple[str, ...]:
+        """Those that exist: always train and valid."""
+
+
+def open_source(config: DataConfig) -> Source:
+    kind, _, rest = config.source.partition(":")
+    if kind == "builtin" and rest == "numerals":
+        return Numerals(config)
+    if kind == "text" and rest:
+        return TextFolder(Path(rest).expanduser(), config)
+    if kind == "hf" and rest:
+        return HuggingFace(rest, config)
+    raise UserError(
+        f"data.source={config.source!r} is not a source: use builtin:numerals, text:FOLDER, hf:NAME_OR_PATH or prepared:FOLDER"
+    )
+
+
+class Numerals:
+    def __init__(self, config: DataConfig) -> None:
+        self.config = config
+        self.sizes = {"train": config.size, "valid": 500, "test": 500}
+
+    def fingerprint(self) -> str:
+        code = Path(numerals.__file__).read_bytes()
+        return hashlib.sha256(code + f"{self.config.size} {self.config.seed}".encode()).hexdigest()
+
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        config = self.config
+        try:
+            yield from numerals.pairs(config.source_lang, config.target_lang, split, self.sizes[split], config.seed)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
+
+class TextFolder:
+    """Files by split and language suffix, line by line."""
+
+    def __init__(self, folder: Path, config: DataConfig) -> None:
+        if not folder.is_dir():
+            raise UserError(f"data.source: the folder {folder} does not exist")
+        self.folder, self.config = folder, config
+        self.languages = (config.source_lang, config.target_lang)
+        self._own = {s: self._files(s) for s in SPLITS if any(self._find(s, lang) for lang in self.languages)}
+        if "train" not in self._own:
+            self._files("train")  # says which file is missing
+        if "valid" not in self._own and not config.holdout:
+            name = f"valid.{config.source_lang}"
+            raise UserError(
+                f"{folder} has no {name} (nor .gz, .xz): add the valid files, or hold pairs out of train with data.holdout=1000"
+            )
+
+    def _find(self, split: str, language: str) -> Path | None:
+        candidates = [self.folder / f"{split}.{language}{suffix}" for suffix in ("", ".gz", ".xz")]
+        return next((path for path in candidates if path.is_file()), None)
+
+    def _files(self, split: str) -> tuple[Path, Path]:
+        found = [self._find(split, language) for language in self.languages]
+        for language, path in zip(self.languages, found, strict=True):
+            if path is None:
+                raise UserError(f"{self.folder} has no {split}.{language} (nor .gz, .xz)")
+        return found[0], found[1]  # type: ignore[return-value]
+
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS if self.config.holdout else tuple(self._own)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(str(self.config.holdout).encode())
+        for split, files in self._own.items():
+            for path in files:
+                digest.update(f"{split} {path.name} ".encode())
+                with path.open("rb") as file:
+                    while block := file.read(1 << 20):
+                        digest.update(block)
+        return digest.hexdigest()
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        if split in self._own and not (split == "train" and self.config.holdout):
+            yield from _parallel(*self._own[split])
+            return
+        chosen = self._held_out()
+        for number, pair in enumerate(_parallel(*self._own["train"])):
+            if chosen.get(number, "train") == split:
+                yield pair
+
+    def _held_out(self) -> dict[int, str]:
+        """Line numbers of train that serve as the splits that have no files of their own."""
+        import random
+
+        wanted = [s for s in ("valid", "test") if s not in self._own]
+        total = sum(1 for _ in _parallel(*self._own["train"]))
+        needed = self.config.holdout * len(wanted)
+        if needed * 2 > total:
+            raise UserError(
+                f"data.holdout={self.config.holdout} would take {needed} of the {total} pairs in {self.folder}: choose fewer"
+            )
+        lines = random.Random(self.config.seed).sample(range(total), needed)
+        return {line: wanted[i // self.config.holdout] for i, line in enumerate(lines)}
+
+
+def _parallel(source: Path, target: Path) -> Iterator[Pair]:
+    missing = object()
+    lines = itertools.zip_longest(_lines(source), _lines(target), fillvalue=missing)
+    count = 0
+    for count, (left, right) in enumerate(lines, 1):
+        if left is missing or right is missing:
+            shorter, longer = (source, target) if left is missing else (target, source)
+            total = count - 1
+            raise UserError(f"{shorter} ends after {total} lines but {longer} goes on: the two must be line by line")
+        yield left, right  # type: ignore[misc]
+    if not count:
+        raise UserError(f"{source} is empty")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    number = 0
+    try:
+        with opener(path, "rb") as file:
+            stream: IO[bytes] = file
+            for number, line in enumerate(stream, 1):
+                yield line.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, line {number}: not valid UTF-8 ({error.reason} at byte {error.start})") from None
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+        raise UserError(f"{path} is damaged after line {number}: {error}") from None
+
+
+class HuggingFace:
+    """A dataset with a `translation` column of {language: text}, or with one text column a language."""
+
+    def __init__(self, name: str, config: DataConfig) -> None:
+        try:
+            import datasets
+        except ImportError:
+            raise UserError("hf: sources need the datasets library: pip install 'leadline[datasets]'") from None
+        path, _, subset = name.partition("#")
+        try:
+            if Path(path).is_dir() and (Path(path) / "dataset_dict.json").exists():
+                found = datasets.load_from_disk(path)
+            else:
+                found = datasets.load_dataset(path, subset or None)
+        except Exception as error:
+            reason = str(error).strip().splitlines()
+            raise UserError(
+                f"the Hugging Face dataset {name!r} cannot be loaded: {reason[0] if reason else error!r}"
+            ) from None
+        self.name, self.config = name, config
+        self.data = {"valid" if s == "validation" else s: rows for s, rows in found.items()}
+        for split in ("train", "valid"):
+            if split not in self.data:
+                raise UserError(f"the dataset {name!r} has no {split} split, only {', '.join(self.data)}")
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(s for s in SPLITS if s in self.data)
+
+    def fingerprint(self) -> str:
+        return " ".join(self.data[s]._fingerprint for s in self.splits())
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        languages = (self.config.source_lang, self.config.target_lang)
+        for number, row in enumerate(self.data[split]):
+            texts = row.get("translation", row)
+            for language in languages:
+                if not isinstance(texts.get(language), str):
+                    raise UserError(
+                        f"row {number} of {split} in {self.name!r} has no text for {language!r}, only {', '.join(texts)}"
+                    )
+            yield texts[languages[0]], texts[languages[1]]

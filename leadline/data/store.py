@@ -1,0 +1,207 @@
+"""Prepared data: token shards that are memory-mapped, and a manifest that says what they are.
+
+    FOLDER/manifest.json          format, data config, languages, counts, hashes, what was left out
+    FOLDER/tokenizer.json         the BPE, in the standard format of the `tokenizers` library
+    FOLDER/train-00000.tokens.npy all tokens of the shard, one row after the other: source, target, source, …
+    FOLDER/train-00000.ends.npy   [rows, 2] where each side of each row ends
+    FOLDER/valid.text.jsonl       the sentences themselves, for BLEU (valid and test only)
+
+A folder is written under another name and renamed when complete, so it is whole or absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leadline import config as configuration
+from leadline.config import DataConfig
+from leadline.data.sources import Pair, Source, open_source
+from leadline.data.tokenizer import Tokenizer, clean, learn
+from leadline.errors import UserError
+
+FORMAT = 1
+SHARD_TOKENS = 1 << 24  # what is held in memory before it is written
+CHUNK = 4096  # pairs encoded at once
+LEARN_ON = 2_000_000  # the BPE is learnt on this many pairs at the most
+
+Progress = Callable[[str, int], None]  # what is being done, and how many more pairs are done
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("LEADLINE_CACHE", "~/.cache/leadline")).expanduser()
+
+
+def prepare(config: DataConfig, out: Path | None = None, progress: Progress = lambda what, done: None) -> Path:
+    """The folder with this data as tokens: found if it is there and nothing changed, made otherwise."""
+    if config.source.startswith("prepared:"):
+        folder = Path(config.source.removeprefix("prepared:")).expanduser()
+        _manifest(folder)
+        return folder
+    source = open_source(config)
+    key = hashlib.sha256(json.dumps([FORMAT, configuration.to_dict(config), source.fingerprint()]).encode()).hexdigest()
+    folder = out or cache_folder() / f"{config.source_lang}-{config.target_lang}-{key[:16]}"
+    if (folder / "manifest.json").exists() and _manifest(folder)["key"] == key:
+        return folder
+    if out and folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
+        raise UserError(f"{folder} exists and is not prepared data: choose another folder")
+    building = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    try:
+        _build(building, config, source, key, progress)
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def _build(folder: Path, config: DataConfig, source: Source, key: str, progress: Progress) -> None:
+    bpe = learn(_sentences(source, config, progress), config)
+    bpe.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(bpe, config)
+    splits = {split: _encode(folder, split, source, tokenizer, progress) for split in source.splits()}
+    for split, facts in splits.items():
+        if not facts["rows"]:
+            raise UserError(f"the {split} split of {config.source} has no pair with text on both sides")
+    manifest = {
+        "format": FORMAT,
+        "key": key,
+        "data": configuration.to_dict(config),
+        "vocab_size": tokenizer.vocab_size,
+        "splits": splits,
+        "sha256": {path.name: _sha256(path) for path in sorted(folder.iterdir())},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def _sentences(source: Source, config: DataConfig, progress: Progress) -> Iterator[str]:
+    """What the BPE is learnt on."""
+    for number, (left, right) in enumerate(itertools.islice(source.pairs("train"), LEARN_ON), 1):
+        if number % CHUNK == 0:
+            progress("learning BPE", CHUNK)
+        yield clean(left, config, config.source_lang)
+        yield clean(right, config, config.target_lang)
+
+
+def _encode(folder: Path, split: str, source: Source, tokenizer: Tokenizer, progress: Progress) -> dict[str, Any]:
+    """Write a split; counts what it holds and what was left out."""
+    kind = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    parts: list[np.ndarray] = []
+    lengths: list[tuple[int, int]] = []
+    rows = empty = shards = waiting = 0
+    tokens = np.zeros(2, dtype=np.int64)
+
+    def write_shard() -> None:
+        ends = np.cumsum(np.array(lengths, dtype=np.int64).reshape(-1)).reshape(-1, 2)
+        np.save(folder / f"{split}-{shards:05d}.tokens.npy", np.concatenate([np.zeros(0, kind), *parts]))
+        np.save(folder / f"{split}-{shards:05d}.ends.npy", ends)
+        parts.clear()
+        lengths.clear()
+
+    stream = source.pairs(split)
+    with contextlib.ExitStack() as stack:
+        text = split != "train" and stack.enter_context((folder / f"{split}.text.jsonl").open("w", encoding="utf-8"))
+        while some := list(itertools.islice(stream, CHUNK)):
+            encoded = [
+                (pair, left, right)
+                for pair, left, right in zip(some, *_encode_sides(some, tokenizer), strict=True)
+                if left and right
+            ]
+            empty += len(some) - len(encoded)
+            lengths += [(len(left), len(right)) for _, left, right in encoded]
+            flat = itertools.chain.from_iterable(side for _, *sides in encoded for side in sides)
+            parts.append(np.fromiter(flat, dtype=kind))
+            if text:
+                text.writelines(json.dumps(pair, ensure_ascii=False) + "\n" for pair, _, _ in encoded)
+            rows, waiting = rows + len(encoded), waiting + len(parts[-1])
+            tokens += np.array(lengths[len(lengths) - len(encoded) :]).reshape(-1, 2).sum(0, dtype=np.int64)
+            progress(f"encoding {split}", len(some))
+            if waiting >= SHARD_TOKENS:
+                write_shard()
+                shards, waiting = shards + 1, 0
+        if lengths or not shards:
+            write_shard()
+            shards += 1
+    return {"rows": rows, "shards": shards, "tokens": tokens.tolist(), "empty_left_out": empty}
+
+
+def _encode_sides(pairs: list[Pair], tokenizer: Tokenizer) -> tuple[list[list[int]], list[list[int]]]:
+    config = tokenizer.config
+    left, right = zip(*pairs, strict=True)
+    return tokenizer.encode(left, config.source_lang), tokenizer.encode(right, config.target_lang)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} is not prepared data ({error}): make it with leadline data prepare") from None
+    if manifest["format"] != FORMAT:
+        raise UserError(f"{folder} was prepared by another version of leadline: prepare it again")
+    return manifest
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of token pairs, read from disk as they are asked for."""
+
+    tokens: list[np.ndarray]
+    ends: list[np.ndarray]
+    first: np.ndarray  # row at which each shard begins, and the total
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    def __getitem__(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        shard = int(np.searchsorted(self.first, row, side="right")) - 1
+        local = row - int(self.first[shard])
+        ends = self.ends[shard]
+        begin = ends[local - 1, 1] if local else 0
+        middle, end = ends[local]
+        tokens = self.tokens[shard]
+        return tokens[begin:middle].astype(np.int64), tokens[middle:end].astype(np.int64)
+
+    def lengths(self) -> np.ndarray:
+        """[rows, 2] tokens on each side."""
+        return np.concatenate([np.diff(e.reshape(-1), prepend=0).reshape(-1, 2) for e in self.ends])
+
+
+class Store:
+    """A prepared folder, opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = _manifest(folder)
+        self.data: DataConfig = configuration.from_dict(self.manifest["data"], DataConfig, "data.")
+        self.tokenizer = Tokenizer.load(folder / "tokenizer.json", self.data)
+
+    def split(self, name: str) -> Split:
+        if name not in self.manifest["splits"]:
+            raise UserError(f"{self.folder} has no {name} split, only {', '.join(self.manifest['splits'])}")
+        shards = range(self.manifest["splits"][name]["shards"])
+        paths = [self.folder / f"{name}-{shard:05d}" for shard in shards]
+        ends = [np.load(f"{path}.ends.npy", mmap_mode="r") for path in paths]
+        tokens = [np.load(f"{path}.tokens.npy", mmap_mode="r") for path in paths]
+        return Split(tokens, ends, np.cumsum([0, *(len(e) for e in ends)]))
+
+    def sentences(self, name: str) -> list[Pair]:
+        """The text of valid or test, row by row."""
+        lines = (self.folder / f"{name}.text.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+        return [(pair[0], pair[1]) for pair in map(json.loads, lines)]

@@ -1,0 +1,1 @@
+"""Fast paths beside the references they must equal."""

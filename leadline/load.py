@@ -1,0 +1,85 @@
+"""A trained run, ready to use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leadline import config as configuration
+from leadline import tasks
+from leadline.config import Config
+from leadline.data.store import Progress, Store, prepare
+from leadline.data.tokenizer import Tokenizer
+from leadline.errors import UserError
+from leadline.kernels import attention
+from leadline.model import Transformer
+from leadline.tasks import metrics
+from leadline.tasks.translator import Translator
+from leadline.train import checkpoint
+from leadline.train import run as runs
+from leadline.train.loop import find_device
+
+
+@dataclass(frozen=True)
+class Trained:
+    config: Config
+    model: Transformer
+    tokenizer: Tokenizer
+    checkpoint: str  # which weights these are
+
+    def translator(self) -> Translator:
+        return Translator(self.model, self.tokenizer, self.config)
+
+    def translate(self, sentences: Sequence[str]) -> list[str]:
+        return self.translator().translate(sentences)
+
+    def evaluate(
+        self, split: str = "test", progress: Progress | None = None, on_translated: Callable[[int], None] | None = None
+    ) -> dict[str, Any]:
+        """Loss, BLEU and chrF with their signatures, on a whole split of the data the run was trained on."""
+        store = Store(prepare(self.config.data, progress=progress or (lambda what, done: None)))
+        found: dict[str, Any] = dict(tasks.find(self.config.task)(self.config, store).evaluate(self.model, split))
+        pairs = store.sentences(split) if split != "train" else []
+        if pairs:
+            sources, references = [left for left, _ in pairs], [right for _, right in pairs]
+            outputs = self.translator().translate_tokenized(sources, on_translated or (lambda done: None))
+            found |= metrics.corpus_scores(outputs, references, self.tokenizer)
+        return found | {"sentences": len(pairs), "checkpoint": self.checkpoint}
+
+
+def load(run: str | Path, which: str = "best", device: str | None = None) -> Trained:
+    """The model of a run with the weights of `which`: best, last, average:K, or the number of a checkpoint."""
+    folder = Path(run)
+    config = runs.load_config(folder)
+    tokenizer_file = folder / "tokenizer.json"
+    if not tokenizer_file.exists() or not checkpoint.names(folder):
+        raise UserError(f"{folder} has no checkpoint yet: train it with leadline train --resume {folder}")
+    tokenizer = Tokenizer.load(tokenizer_file, config.data)
+    model = Transformer(tokenizer.vocab_size, **configuration.to_dict(config.model))
+    name, weights = _weights(folder, which)
+    checkpoint.restore_model(model, weights, f"checkpoint {name} of {folder}")
+    on = find_device(device or config.train.device if torch.cuda.is_available() else "cpu")
+    if on.type == "cpu" and config.train.precision == "bf16":
+        config = config.set(train={"precision": "fp32", "device": "cpu"})  # bf16 is for the GPU it was trained on
+    model.use_attention(attention.choose(on, config.train.precision, 0.0))
+    return Trained(config, model.to(on).eval(), tokenizer, name)
+
+
+def _weights(folder: Path, which: str) -> tuple[str, dict[str, torch.Tensor]]:
+    known = checkpoint.names(folder)
+    if which.startswith("average:"):
+        count = which.removeprefix("average:")
+        if not count.isdigit() or int(count) < 1:
+            raise UserError(f"checkpoint {which!r}: write average:K with a number of checkpoints, such as average:5")
+        return which, checkpoint.average(folder, int(count))
+    name = {"best": checkpoint.best(folder) or known[-1], "last": known[-1]}.get(which, which.zfill(8))
+    if name not in known:
+        raise UserError(f"{folder} has no checkpoint {which!r}: it has best, last, average:K and {', '.join(known)}")
+    try:
+        return name, checkpoint.read(folder, name)[1]
+    except checkpoint.Damaged as error:
+        raise UserError(f"{error}: choose another with --checkpoint ({', '.join(n for n in known if n != name)})") from None

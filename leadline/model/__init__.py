@@ -1,0 +1,5 @@
+"""The Transformer."""
+
+from leadline.model.transformer import Transformer
+
+__all__ = ["Transformer"]

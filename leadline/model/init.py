@@ -1,0 +1,69 @@
+"""The only place a weight gets a value.
+
+    matrices    N(0, 2/(inputs + outputs)) (Xavier), times the placement's gain for the weight's role
+    embeddings  N(0, 1/D), times the gain for "embed"
+    biases 0, layer-norm gains 1 (Xiong et al. 2020, section 3.2)
+
+A role's std is Xavier's for its own matrix, also where several roles share one product (q, k and v).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from leadline.config import ModelConfig
+from leadline.model.block import Block
+from leadline.model.layers import Embedding, Linear
+from leadline.placement import Role, Site, find
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One matrix of one role, and the standard deviation it starts with."""
+
+    role: Role
+    site: Site
+    std: float
+    tensor: Tensor
+
+
+def base_std(role: Role, shape: tuple[int, ...]) -> float:
+    return shape[-1] ** -0.5 if role == "embed" else (2 / (shape[0] + shape[1])) ** 0.5
+
+
+def weights(model: nn.Module, config: ModelConfig) -> Iterator[Weight]:
+    """Every matrix of the model with the std its placement asks for, in a fixed order."""
+    placement = find(config.placement)
+    for module in model.modules():
+        if isinstance(module, Embedding):
+            site = foot(config)
+            std = base_std("embed", module.weight.shape) * placement.gain("embed", site)
+            yield Weight("embed", site, std, module.weight)
+        elif isinstance(module, Block):
+            for connection, sublayer in module.connections():
+                for linear in sublayer.modules():
+                    if isinstance(linear, Linear):
+                        for role, part in linear.parts():
+                            gain = connection.gain(role, connection.site)
+                            yield Weight(role, connection.site, base_std(role, part.shape) * gain, part)
+
+
+def foot(config: ModelConfig) -> Site:
+    """Where the embeddings enter: the first residual connection of the model."""
+    stack = "encoder" if config.encoder_layers else "decoder"
+    return Site(config.dim, stack, 0, config.encoder_layers, config.decoder_layers)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
+    """Drawn on the CPU whatever the model's device, so that a seed gives the same model everywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.bias.zero_()
+    for weight in weights(model, config):
+        weight.tensor.copy_(torch.randn(weight.tensor.shape, generator=generator) * weight.std)

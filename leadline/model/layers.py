@@ -1,0 +1,165 @@
+"""The sublayers of a Transformer, on packed sequences.
+
+Shapes: T tokens in a pack, S tokens in the pack of the memory, D model width, H heads, d = D / H,
+N hypotheses that are being decoded, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leadline.config import ModelConfig
+from leadline.kernels.attention import ATTENTION
+from leadline.kernels.pack import Pack
+from leadline.placement import Role
+
+
+class Linear(nn.Linear):
+    """One matrix product for several roles: the rows of `weight` belong to `roles` in equal parts."""
+
+    def __init__(self, inputs: int, outputs: int, *roles: Role) -> None:
+        self.roles = roles
+        super().__init__(inputs, outputs * len(roles))
+
+    def reset_parameters(self) -> None:
+        """Weights get their values in leadline.model.init, and nowhere else."""
+
+    def parts(self) -> list[tuple[Role, Tensor]]:
+        return list(zip(self.roles, self.weight.chunk(len(self.roles)), strict=True))
+
+
+class Embedding(nn.Embedding):
+    role: Role = "embed"
+
+    def reset_parameters(self) -> None:
+        """See Linear."""
+
+
+@dataclass
+class Cache:
+    """What one decoder layer remembers while it decodes: keys and values of all tokens so far."""
+
+    keys: Tensor  # [N, H, longest, d], filled up to `length`
+    values: Tensor
+    length: int = 0
+
+
+@dataclass
+class Memory:
+    """Keys and values of the encoder's output, padded: projected once, used at every step."""
+
+    keys: Tensor  # [sentences, H, longest source, d]
+    values: Tensor
+    mask: Tensor  # [sentences, 1, 1, longest source] bool
+
+
+class Attention(nn.Module):
+    """What self- and cross-attention share: heads, the way out, dropout."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.kernel = "padded"
+        self.attention_dropout = config.attention_dropout
+        self.out = Linear(config.dim, config.dim, "out")
+        self.dropout = nn.Dropout(config.dropout)
+
+    def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[T, parts·D] -> parts tensors [T, H, d]"""
+        return x.view(len(x), parts, self.heads, -1).unbind(1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: bool) -> Tensor:
+        dropout = self.attention_dropout if self.training else 0.0
+        return self.join(ATTENTION[self.kernel](q, k, v, q_pack, k_pack, causal, dropout))
+
+    def join(self, heads_THd: Tensor) -> Tensor:
+        return self.dropout(self.out(heads_THd.flatten(1)))
+
+
+class SelfAttention(Attention):
+    def __init__(self, config: ModelConfig, causal: bool) -> None:
+        super().__init__(config)
+        self.causal = causal
+        self.qkv = Linear(config.dim, config.dim, "q", "k", "v")
+
+    def forward(self, x_TD: Tensor, pack: Pack) -> Tensor:
+        q, k, v = self.split(self.qkv(x_TD), 3)
+        return self.attend(q, k, v, pack, pack, self.causal)
+
+    def step(self, x_ND: Tensor, cache: Cache) -> Tensor:
+        """One new token for each hypothesis."""
+        q, k, v = self.split(self.qkv(x_ND), 3)
+        cache.keys[:, :, cache.length] = k
+        cache.values[:, :, cache.length] = v
+        cache.length += 1
+        keys, values = cache.keys[:, :, : cache.length], cache.values[:, :, : cache.length]
+        return self.join(F.scaled_dot_product_attention(q[:, :, None], keys, values)[:, :, 0])
+
+
+class CrossAttention(Attention):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.q = Linear(config.dim, config.dim, "q")
+        self.kv = Linear(config.dim, config.dim, "k", "v")
+
+    def forward(self, x_TD: Tensor, memory_SD: Tensor, pack: Pack, memory_pack: Pack) -> Tensor:
+        (q,) = self.split(self.q(x_TD), 1)
+        k, v = self.split(self.kv(memory_SD), 2)
+        return self.attend(q, k, v, pack, memory_pack, causal=False)
+
+    def step(self, x_ND: Tensor, memory: Memory) -> Tensor:
+        """The hypotheses of a sentence share its memory: they are queries of one attention."""
+        sentences = len(memory.keys)
+        q = self.q(x_ND).view(sentences, -1, self.heads, x_ND.shape[1] // self.heads).transpose(1, 2)
+        heads = F.scaled_dot_product_attention(q, memory.keys, memory.values, memory.mask)
+        return self.join(heads.transpose(1, 2).flatten(0, 1))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.expand = Linear(config.dim, config.ffn_dim, "ffn_in")
+        self.contract = Linear(config.ffn_dim, config.dim, "ffn_out")
+        self.activation = {"relu": F.relu, "gelu": F.gelu}[config.activation]
+        self.activation_dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.dropout(self.contract(self.activation_dropout(self.activation(self.expand(x_TD)))))
+
+
+class Embed(nn.Module):
+    """Tokens and their positions -> the stream at the foot of a stack: √D·E[token] + P[position]."""
+
+    def __init__(self, config: ModelConfig, tokens: Embedding) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.scale = math.sqrt(config.dim)
+        if config.positions == "learned":
+            self.positions: nn.Module = Embedding(config.max_length, config.dim)
+        else:
+            self.positions = Sinusoids(config.max_length, config.dim)
+        self.norm = nn.LayerNorm(config.dim) if config.embed_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
+        return self.dropout(self.norm(self.scale * self.tokens(tokens_T) + self.positions(positions_T)))
+
+
+class Sinusoids(nn.Module):
+    """P[p] = (sin(p·ω_0), …, sin(p·ω_{D/2-1}), cos(p·ω_0), …), ω_i = 10000^(-2i/D) (Vaswani et al. 2017)."""
+
+    table: Tensor
+
+    def __init__(self, longest: int, dim: int) -> None:
+        super().__init__()
+        angles = torch.arange(longest)[:, None] * 10000.0 ** (-torch.arange(0, dim, 2) / dim)
+        self.register_buffer("table", torch.cat([angles.sin(), angles.cos()], dim=1), persistent=False)
+
+    def forward(self, positions_T: Tensor) -> Tensor:
+        return self.table[positions_T]

@@ -1,0 +1,11 @@
+"""The arithmetic of matrix products: fp32, or bf16 over fp32 weights."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()

@@ -1,0 +1,69 @@
+"""Encoder-decoder, encoder-only and decoder-only Transformers on packed batches.
+
+    model = Transformer(vocab_size=10000, placement="pre_ln", encoder_layers=6, decoder_layers=6)
+    hidden_TD = model(source, target)          # both stacks; the target's tokens shifted right
+    logits_TV = model.logits(hidden_TD)
+
+A model with no decoder layers takes `model(source)`, one with no encoder layers `model(target=target)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leadline import config as configuration
+from leadline.config import ModelConfig
+from leadline.errors import UserError
+from leadline.kernels.attention import ATTENTION
+from leadline.kernels.pack import Pack
+from leadline.model.block import Layers
+from leadline.model.init import initialise
+from leadline.model.layers import Attention, Embed, Embedding
+from leadline.placement import find
+
+
+class Transformer(nn.Module):
+    """Keywords are those of ModelConfig; the weights start from `seed`."""
+
+    def __init__(self, vocab_size: int, *, seed: int = 1, **model: Any) -> None:
+        super().__init__()
+        config: ModelConfig = configuration.from_dict(model, ModelConfig, "model.")
+        find(config.placement)  # a wrong name is an error before anything is built
+        self.config = config
+        self.vocab_size = vocab_size
+        shared = Embedding(vocab_size, config.dim)
+        if config.encoder_layers:
+            self.source_embed = Embed(config, shared)
+            self.encoder = Layers(config, "encoder")
+        if config.decoder_layers:
+            own = config.embeddings != "tied" and config.encoder_layers > 0
+            self.target_embed = Embed(config, Embedding(vocab_size, config.dim) if own else shared)
+            self.decoder = Layers(config, "decoder")
+        last = self.target_embed if config.decoder_layers else self.source_embed
+        self.output = Embedding(vocab_size, config.dim) if config.embeddings == "separate" else last.tokens
+        initialise(self, config, seed)
+
+    def forward(self, source: Pack | None = None, target: Pack | None = None) -> Tensor:
+        """The hidden states at the top of the last stack."""
+        memory_SD = self.encode(source) if source is not None else None
+        return memory_SD if target is None else self.decode(target, memory_SD, source)  # type: ignore[return-value]
+
+    def encode(self, source: Pack) -> Tensor:
+        return self.encoder(self.source_embed(source.tokens, source.positions), source)
+
+    def decode(self, target: Pack, memory_SD: Tensor | None = None, source: Pack | None = None) -> Tensor:
+        return self.decoder(self.target_embed(target.tokens, target.positions), target, memory_SD, source)
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        return F.linear(hidden_TD, self.output.weight)
+
+    def use_attention(self, kernel: str) -> None:
+        """Which of leadline.kernels.attention.ATTENTION every layer calls."""
+        if kernel not in ATTENTION:
+            raise UserError(f"there is no attention {kernel!r}: the choices are {', '.join(ATTENTION)}")
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.kernel = kernel

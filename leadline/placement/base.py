@@ -1,0 +1,62 @@
+"""The placement contract: how a sublayer joins the residual stream.
+
+A placement is one residual connection. The block hands it the stream and the sublayer; everything a method
+does (where it normalises, how it scales the skip, how it shrinks weights at initialisation) is in its one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_out", "embed"]
+ROLES: tuple[Role, ...] = ("q", "k", "v", "out", "ffn_in", "ffn_out", "embed")
+
+Stack = Literal["encoder", "decoder"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Everything a placement may depend on: which residual connection of which model this is."""
+
+    dim: int
+    stack: Stack = "encoder"
+    index: int = 0  # of this residual connection in its stack, from 0
+    encoder_layers: int = 0  # N in the papers; 0: the model has no encoder
+    decoder_layers: int = 0  # M in the papers; 0: the model has no decoder
+
+    def __post_init__(self) -> None:
+        if (self.encoder_layers if self.stack == "encoder" else self.decoder_layers) < 1:
+            raise ValueError(f"a site in the {self.stack} needs {self.stack}_layers of at least 1")
+
+    def norm(self) -> nn.Module:
+        return nn.LayerNorm(self.dim)
+
+
+class Placement(nn.Module):
+    """One residual connection. Subclasses write `forward`, and `final` or `gain` where they differ."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """The stream after the sublayer has joined it."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how a sublayer joins the stream")
+
+    @classmethod
+    def final(cls, site: Site) -> nn.Module:
+        """Closes the stack; the identity unless the stream leaves the last layer unnormalised."""
+        return nn.Identity()
+
+    @classmethod
+    def gain(cls, role: Role, site: Site) -> float:
+        """Factor on the base standard deviation of a weight with this role at this site."""
+        return 1.0
+
+    def describe(self) -> dict[str, float]:
+        """The constants of this connection, for tables: what the code uses, not what a paper says."""
+        return {}

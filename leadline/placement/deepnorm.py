@@ -1,0 +1,42 @@
+"""DeepNorm: x <- LN(α·x + f(x)), with v, out and both FFN matrices initialised β times smaller.
+
+Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers" (arXiv 2203.00555), Figure 2. α and β depend
+on N encoder and M decoder layers so that the model's update stays bounded at any depth. q and k keep gain 1,
+and biases are not scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from leadline.placement.base import Placement, Role, Site
+
+
+def alpha_beta(site: Site) -> tuple[float, float]:
+    N, M = site.encoder_layers, site.decoder_layers
+    if M == 0:
+        return (2 * N) ** 0.25, (8 * N) ** -0.25
+    if N == 0:
+        return (2 * M) ** 0.25, (8 * M) ** -0.25
+    if site.stack == "encoder":
+        return 0.81 * (N**4 * M) ** (1 / 16), 0.87 * (N**4 * M) ** (-1 / 16)
+    return (3 * M) ** 0.25, (12 * M) ** -0.25
+
+
+class DeepNorm(Placement):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.norm = site.norm()
+        self.alpha, self.beta = alpha_beta(site)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        return self.norm(self.alpha * x + sublayer(x))
+
+    @classmethod
+    def gain(cls, role: Role, site: Site) -> float:
+        return 1.0 if role in ("q", "k", "embed") else alpha_beta(site)[1]
+
+    def describe(self) -> dict[str, float]:
+        return {"alpha": self.alpha, "beta": self.beta}

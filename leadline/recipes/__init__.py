@@ -1,0 +1,26 @@
+"""Recipes: functions that return a complete Config. `leadline train NAME` runs one, `--set` changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from leadline.config import Config
+from leadline.errors import UserError, nearest
+from leadline.recipes.iwslt14 import iwslt14_deepnorm, iwslt14_post_ln, iwslt14_pre_ln
+from leadline.recipes.numerals import numerals
+
+RECIPES: dict[str, Callable[[], Config]] = {
+    "numerals": numerals,
+    "iwslt14_pre_ln": iwslt14_pre_ln,
+    "iwslt14_post_ln": iwslt14_post_ln,
+    "iwslt14_deepnorm": iwslt14_deepnorm,
+}
+
+
+def find(name: str) -> Config:
+    if name not in RECIPES:
+        raise UserError(f"there is no recipe {name!r}: {nearest(name, RECIPES)}; or give a path to a config.toml")
+    return RECIPES[name]()
+
+
+__all__ = ["RECIPES", "find", "iwslt14_deepnorm", "iwslt14_post_ln", "iwslt14_pre_ln", "numerals"]

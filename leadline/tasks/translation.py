@@ -1,0 +1,136 @@
+"""Translation: an encoder-decoder learns p(target | source) from pairs of sentences.
+
+A batch holds the same sentences in two packs: the source followed by </s>, and the target preceded by <s>;
+its labels are the target followed by </s>.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leadline import config as configuration
+from leadline.config import Config
+from leadline.data import batching
+from leadline.data.store import Split, Store
+from leadline.data.tokenizer import BOS, EOS, PAD
+from leadline.errors import UserError
+from leadline.kernels.cross_entropy import cross_entropy
+from leadline.kernels.pack import Pack, group_sizes, pack
+from leadline.model import Transformer
+from leadline.model.precision import autocast
+from leadline.tasks import metrics
+from leadline.tasks.translator import Translator
+
+
+@dataclass(frozen=True)
+class Batch:
+    source: Pack
+    target: Pack
+    labels: Tensor  # [T], PAD where nothing is to be predicted
+    count: int  # labels that are not PAD
+
+    def to(self, device: torch.device) -> Batch:
+        source, target = self.source.to(device), self.target.to(device)
+        return Batch(source, target, self.labels.to(device, non_blocking=True), self.count)
+
+
+class Translation:
+    def __init__(self, config: Config, store: Store) -> None:
+        if not config.model.encoder_layers or not config.model.decoder_layers:
+            raise UserError("translation needs an encoder and a decoder: set both layer counts to at least 1")
+        if config.train.batch_tokens < config.model.max_length:
+            raise UserError(
+                f"train.batch_tokens={config.train.batch_tokens} must be at least model.max_length={config.model.max_length}, "
+                "so that every sentence fits in a batch"
+            )
+        self.config, self.store = config, store
+        self.train = store.split("train")
+        self.rows, self.lengths = self._short_enough(self.train)
+        self.skipped = len(self.train) - len(self.rows)
+        if not len(self.rows):
+            raise UserError(f"every training pair is longer than model.max_length={config.model.max_length} tokens")
+        self.shape = batching.shape_for(self.lengths, config.train.batch_tokens)
+
+    def _short_enough(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
+        """Rows that fit in model.max_length, and their lengths with </s> or <s>."""
+        lengths = split.lengths() + 1
+        rows = np.flatnonzero(lengths.max(1) <= self.config.model.max_length)
+        return rows, lengths[rows]
+
+    def build_model(self) -> Transformer:
+        model = configuration.to_dict(self.config.model)
+        return Transformer(self.store.manifest["vocab_size"], seed=self.config.train.seed, **model)
+
+    def collate(self, rows: np.ndarray) -> Batch:
+        return self._collate(self.train, self.rows[rows], self.shape)
+
+    def _collate(self, split: Split, rows: np.ndarray, shape: batching.Shape) -> Batch:
+        pairs = [split[int(row)] for row in rows]
+        source = [np.append(left, EOS) for left, _ in pairs]
+        target = [np.append(BOS, right) for _, right in pairs]
+        sizes = group_sizes([[len(s) for s in source], [len(t) for t in target]])
+        fixed = {
+            "sizes": sizes,
+            "max_length": self.config.model.max_length,
+            "max_sequences": shape.sequences,
+            "pad": PAD,
+        }
+        expected = np.concatenate([np.append(right, EOS) for _, right in pairs])
+        labels = np.full(shape.target, PAD, dtype=np.int64)
+        labels[: len(expected)] = expected
+        return Batch(
+            pack(source, shape.source, **fixed),
+            pack(target, shape.target, **fixed),
+            torch.from_numpy(labels),
+            len(expected),
+        )
+
+    def loss(self, model: Transformer, batch: Batch) -> tuple[Tensor, int]:
+        logits = model.logits(model(batch.source, batch.target))
+        smoothed, _ = cross_entropy(logits, batch.labels, self.config.train.label_smoothing, PAD)
+        return smoothed, batch.count
+
+    def _valid_batches(self, name: str) -> tuple[Iterator[Batch], int]:
+        split = self.store.split(name)
+        rows, lengths = self._short_enough(split)
+        shape = dataclasses.replace(self.shape, source=max(self.shape.source, int(lengths[:, 0].max(initial=1))))
+        plan = batching.plan(lengths, shape, np.arange(len(rows)))
+        return (self._collate(split, rows[chosen], shape) for chosen in plan), len(split) - len(rows)
+
+    @torch.inference_mode()
+    def evaluate(self, model: Transformer, split: str, sentences: int = 0) -> dict[str, float]:
+        """Loss in nats a token, smoothed and plain; BLEU and chrF on the first `sentences` (-1: all)."""
+        device = next(model.parameters()).device
+        training = model.training
+        model.eval()
+        smoothed = plain = torch.zeros((), dtype=torch.float64, device=device)
+        count = 0
+        batches, skipped = self._valid_batches(split)
+        with autocast(device, self.config.train.precision):
+            for batch in batches:
+                batch = batch.to(device)
+                logits = model.logits(model(batch.source, batch.target))
+                sums = cross_entropy(logits, batch.labels, self.config.train.label_smoothing, PAD)
+                smoothed, plain = smoothed + sums[0], plain + sums[1]
+                count += batch.count
+        if not count:
+            raise UserError(f"every pair of the {split} split is longer than model.max_length")
+        found = {"loss": float(smoothed) / count, "nll": float(plain) / count, "skipped": float(skipped)}
+        if sentences:
+            found |= self.score(model, split, sentences)
+        model.train(training)
+        return found
+
+    def score(self, model: Transformer, split: str, sentences: int = -1) -> dict[str, float]:
+        """Translate the first `sentences` of a split and compare with the reference."""
+        pairs = self.store.sentences(split)[: None if sentences < 0 else sentences]
+        translator = Translator(model, self.store.tokenizer, self.config)
+        outputs = translator.translate_tokenized([left for left, _ in pairs])
+        scores = metrics.corpus_scores(outputs, [right for _, right in pairs], self.store.tokenizer)
+        return {name: value for name, value in scores.items() if isinstance(value, float)}

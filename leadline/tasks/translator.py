@@ -1,0 +1,103 @@
+"""A trained model as a function from sentences to sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from leadline.config import Config, DecodeConfig
+from leadline.data.tokenizer import BOS, EOS, Tokenizer
+from leadline.kernels.pack import pack_one
+from leadline.model import Transformer
+from leadline.model.decode import Hypothesis, beam_search, greedy
+from leadline.model.precision import autocast
+
+MARGIN = 20  # tokens a translation may have beyond decode.max_ratio times its source
+
+
+class Translator:
+    """`translate` for people, `translate_tokenized` for scores."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: Config) -> None:
+        self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.split_up = 0  # sentences that were too long and were translated in pieces
+
+    def translate(self, lines: Sequence[str], progress: Callable[[int], None] = lambda done: None) -> list[str]:
+        return [self.tokenizer.detokenize(line) for line in self.translate_tokenized(lines, progress)]
+
+    def stream(self, lines: Iterable[str], chunk: int = 256) -> Iterator[str]:
+        """Translations one by one, without waiting for the end of the input."""
+        waiting: list[str] = []
+        for line in lines:
+            waiting.append(line)
+            if len(waiting) == chunk:
+                yield from self.translate(waiting)
+                waiting.clear()
+        yield from self.translate(waiting)
+
+    def translate_tokenized(
+        self, lines: Sequence[str], progress: Callable[[int], None] = lambda done: None
+    ) -> list[str]:
+        """One output a line, in order. A line over the model's limit is translated in pieces; an empty one stays so."""
+        sources = self.tokenizer.encode(lines, self.tokenizer.config.source_lang)
+        pieces: list[list[int]] = []
+        owners: list[int] = []
+        for owner, tokens in enumerate(sources):
+            parts = self._pieces(tokens)
+            self.split_up += len(parts) > 1
+            pieces += parts
+            owners += [owner] * len(parts)
+        outputs: list[list[str]] = [[] for _ in lines]
+        texts = self.tokenizer.decode([h.tokens for h in self._search(pieces, progress)])
+        for owner, text in zip(owners, texts, strict=True):
+            outputs[owner].append(text)
+        return [" ".join(" ".join(parts).split()) for parts in outputs]
+
+    def _pieces(self, tokens: list[int]) -> list[list[int]]:
+        """Equal parts, cut between words, none over the limit."""
+        limit = self.model.config.max_length - 1
+        if len(tokens) <= limit:
+            return [tokens] if tokens else []
+        starts_word = [self.tokenizer.starts_word(token) for token in tokens]
+        middle = len(tokens) // 2
+        cut = next((middle - i for i in range(middle) if starts_word[middle - i]), 0) or middle
+        return self._pieces(tokens[:cut]) + self._pieces(tokens[cut:])
+
+    def _search(self, sources: list[list[int]], progress: Callable[[int], None]) -> list[Hypothesis]:
+        """The best hypothesis of each, searched in batches of similar length."""
+        decode = self.config.decode
+        results: list[Hypothesis | None] = [None] * len(sources)
+        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+        training = self.model.training
+        self.model.eval()
+        for batch in _by_tokens(order, sources, decode.batch_tokens):
+            for i, hypothesis in zip(batch, self._best([sources[i] for i in batch], decode), strict=True):
+                results[i] = hypothesis
+            progress(len(batch))
+        self.model.train(training)
+        return results  # type: ignore[return-value]
+
+    def _best(self, sources: list[list[int]], decode: DecodeConfig) -> list[Hypothesis]:
+        device = next(self.model.parameters()).device
+        source = pack_one([np.array([*tokens, EOS]) for tokens in sources]).to(device)
+        limits = [min(self.model.config.max_length, int(len(s) * decode.max_ratio) + MARGIN) for s in sources]
+        max_lengths = torch.tensor(limits, device=device)
+        with autocast(device, self.config.train.precision):
+            if decode.beam == 1:
+                return greedy(self.model, source, max_lengths, BOS, EOS)
+            found = beam_search(self.model, source, max_lengths, BOS, EOS, decode.beam, decode.length_penalty)
+            return [hypotheses[0] for hypotheses in found]
+
+
+def _by_tokens(order: list[int], sources: list[list[int]], budget: int) -> Iterator[list[int]]:
+    """Consecutive items of `order` whose padded size is within the budget; at least one."""
+    batch: list[int] = []
+    for i in order:  # shortest first, so that the newest is the longest
+        if batch and (len(batch) + 1) * (len(sources[i]) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

@@ -1,0 +1,1 @@
+"""Training: optimizers and schedules, the step, the loop, checkpoints and the run folder."""

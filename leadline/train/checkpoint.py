@@ -1,0 +1,200 @@
+"""Checkpoints: safetensors and JSON, written whole or not at all.
+
+    checkpoints/00000300/model.safetensors
+    checkpoints/00000300/optimizer.safetensors     "weight name/state name"
+    checkpoints/00000300/state.json                where training stands, and the hashes of the two files
+    checkpoints/best.json                          which of them has the lowest validation loss
+
+Nothing about random numbers is stored: data order and dropout are functions of (seed, update).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from leadline.errors import UserError
+
+
+@dataclass
+class State:
+    """Where training stands after `update` updates."""
+
+    update: int = 0
+    epoch: int = 0
+    batch: int = 0  # batches of this epoch already used
+    seconds: float = 0.0
+    tokens: int = 0
+    best_update: int = 0
+    best_nll: float = float("inf")
+    stale: int = 0  # evaluations since the best
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Atomically: a reader sees the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def save(run: Path, state: State, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int) -> Path:
+    folder = run / "checkpoints" / f"{state.update:08d}"
+    building = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        building.mkdir(parents=True)
+        save_file(model_tensors(model), building / "model.safetensors")
+        save_file(_optimizer_tensors(model, optimizer), building / "optimizer.safetensors")
+        hashes = {path.name: _sha256(path) for path in sorted(building.iterdir())}
+        write_json(building / "state.json", asdict(state) | {"sha256": hashes})
+        for path in building.iterdir():
+            _flush(path)
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+        _flush(folder.parent)
+        if state.best_update == state.update:
+            write_json(folder.parent / "best.json", {"checkpoint": folder.name, "nll": state.best_nll})
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(building, ignore_errors=True)
+        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+        reason = "the disk is full" if full else str(error)
+        raise UserError(
+            f"checkpoint {folder.name} cannot be written to {run}: {reason}; earlier checkpoints are untouched: "
+            f"make room and go on with leadline train --resume {run}"
+        ) from error
+    _prune(run, keep)
+    return folder
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Every weight once, under the first name it has."""
+    return {name: p.detach().contiguous().cpu() for name, p in model.named_parameters()}
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{name}/{key}": value.detach().contiguous().cpu()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def names(run: Path) -> list[str]:
+    """Complete checkpoints, oldest first."""
+    folder = run / "checkpoints"
+    return sorted(p.name for p in folder.glob("[0-9]*") if (p / "state.json").exists()) if folder.is_dir() else []
+
+
+def best(run: Path) -> str | None:
+    try:
+        name = json.loads((run / "checkpoints" / "best.json").read_text())["checkpoint"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return name if name in names(run) else None
+
+
+def _prune(run: Path, keep: int) -> None:
+    for name in names(run)[:-keep]:
+        if name != best(run):
+            shutil.rmtree(run / "checkpoints" / name, ignore_errors=True)
+
+
+class Damaged(Exception):
+    pass
+
+
+def read(run: Path, name: str) -> tuple[State, dict[str, Tensor], dict[str, Tensor]]:
+    """State, weights and optimizer state of a checkpoint; Damaged if a file is not what was written."""
+    folder = run / "checkpoints" / name
+    try:
+        facts = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        for file, expected in facts.pop("sha256").items():
+            if _sha256(folder / file) != expected:
+                raise Damaged(f"{folder / file} is damaged")
+        files = [load_file(folder / f"{kind}.safetensors") for kind in ("model", "optimizer")]
+        return State(**facts), files[0], files[1]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise Damaged(f"{folder} is damaged: {error}") from error
+
+
+def read_latest(
+    run: Path, warn: Any = lambda message: None
+) -> tuple[State, dict[str, Tensor], dict[str, Tensor]] | None:
+    """The newest checkpoint that is whole; falls back to the one before, and says so."""
+    found = names(run)
+    for name in reversed(found):
+        try:
+            return read(run, name)
+        except Damaged as error:
+            warn(f"{error}; falling back to the checkpoint before it")
+    if found:
+        raise UserError(f"all {len(found)} checkpoints of {run} are damaged: train again in another folder")
+    return None
+
+
+def restore_model(model: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
+    """Copy weights by name; a different shape or set of weights is an error that says which."""
+    own = dict(model.named_parameters())
+    if missing := sorted(own.keys() ^ tensors.keys()):
+        raise UserError(f"{where} does not fit this model: {missing[0]!r} and {len(missing) - 1} more weights differ")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            if parameter.shape != tensors[name].shape:
+                shapes = f"{tuple(tensors[name].shape)}, the model needs {tuple(parameter.shape)}"
+                raise UserError(f"{where} does not fit this model: {name} is {shapes}")
+            parameter.copy_(tensors[name])
+
+
+def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    own = dict(model.named_parameters())
+    fused = bool(optimizer.param_groups[0].get("fused"))
+    for full_name, value in tensors.items():
+        name, _, key = full_name.rpartition("/")
+        parameter = own[name]
+        # Adam counts its steps on the CPU unless it is fused
+        device = parameter.device if key != "step" or fused else torch.device("cpu")
+        optimizer.state[parameter][key] = value.to(device)
+
+
+def average(run: Path, count: int) -> dict[str, Tensor]:
+    """The mean of the weights of the last `count` checkpoints, in float64."""
+    chosen = names(run)[-count:]
+    if len(chosen) < count:
+        raise UserError(f"{run} has only {len(chosen)} checkpoints, not {count}: raise train.keep or average fewer")
+    total: dict[str, Tensor] = {}
+    for name in chosen:
+        try:
+            tensors = read(run, name)[1]
+        except Damaged as error:
+            raise UserError(f"{error}: it cannot be averaged") from None
+        for key, tensor in tensors.items():
+            total[key] = total[key] + tensor.double() if key in total else tensor.double()
+    return {key: (tensor / count).float() for key, tensor in total.items()}

@@ -1,0 +1,292 @@
+"""From a config to a trained run."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from leadline import tasks
+from leadline.config import Config
+from leadline.data import batching
+from leadline.data.store import Progress, Store, prepare
+from leadline.errors import Diverged, UserError
+from leadline.kernels import attention
+from leadline.model import Transformer
+from leadline.train import checkpoint, optim
+from leadline.train import run as runs
+from leadline.train.checkpoint import State
+from leadline.train.step import Result, compile_blocks, make_step
+
+Kind = Literal["start", "update", "evaluation", "message"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What `on_step` functions are told."""
+
+    kind: Kind
+    update: int
+    total: int  # updates the training is expected to take
+    row: dict[str, float]
+    message: str = ""
+
+
+OnStep = Callable[[Event], None]
+
+
+def train(
+    config: Config,
+    out: str | Path | None = None,
+    on_step: Sequence[OnStep] = (),
+    progress: Progress | None = None,
+) -> Path:
+    """Train from the beginning; returns the run folder."""
+    folder = Path(out) if out else runs.default_folder(config.model.placement)
+    runs.create(folder, config)
+    return resume(folder, on_step, progress)
+
+
+def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: Progress | None = None) -> Path:
+    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped."""
+    folder = Path(folder)
+    config = runs.load_config(folder)
+    with runs.locked(folder), runs.watching_signals() as signals:
+        store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
+        if signals:
+            raise runs.Interrupted(signals[0], 0)
+        _train(_set_up(folder, config, store, on_step), signals)
+    return folder
+
+
+def find_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"train.device={name!r} is not a device: use auto, cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"train.device={name!r}: this machine has no CUDA device: use auto or cpu")
+    return device
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the parts of one training share."""
+
+    folder: Path
+    config: Config
+    task: tasks.Translation
+    device: torch.device
+    model: Transformer
+    optimizer: torch.optim.Optimizer
+    updates_per_epoch: int
+    total: int
+    on_step: Sequence[OnStep]
+
+    def tell(self, kind: Kind, update: int, row: dict[str, float] | None = None, message: str = "") -> None:
+        for function in self.on_step:
+            function(Event(kind, update, self.total, row or {}, message))
+
+
+def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep]) -> Setup:
+    task = tasks.find(config.task)(config, store)
+    device = find_device(config.train.device)
+    model = task.build_model().to(device)
+    kernel = attention.choose(device, config.train.precision, config.model.attention_dropout)
+    model.use_attention(kernel)
+    if config.train.step == "compiled":
+        compile_blocks(model)
+    chosen = {"attention": kernel, "step": config.train.step, "precision": config.train.precision}
+    runs.describe(folder, store, str(device), chosen)
+    plan = batching.epoch_plan(task.lengths, task.shape, config.train.seed, 0)
+    updates_per_epoch = math.ceil(len(plan) / config.train.accumulate)
+    limits = [config.train.updates, config.train.epochs * updates_per_epoch]
+    total = min(limit for limit in limits if limit)
+    optimizer = optim.optimizer(config.optim, model)
+    return Setup(folder, config, task, device, model, optimizer, updates_per_epoch, total, on_step)
+
+
+def _restore(setup: Setup) -> State:
+    """The last whole checkpoint, or the beginning."""
+    found = checkpoint.read_latest(setup.folder, lambda message: setup.tell("message", 0, message=message))
+    if not found:
+        return State()
+    state, weights, moments = found
+    checkpoint.restore_model(setup.model, weights, str(setup.folder))
+    checkpoint.restore_optimizer(setup.model, setup.optimizer, moments)
+    return state
+
+
+def _train(setup: Setup, signals: list[int]) -> None:
+    state, config = _restore(setup), setup.config
+    weights = sum(p.numel() for p in setup.model.parameters())
+    where = f"from update {state.update}" if state.update else "from the beginning"
+    facts = f"{weights:,} weights on {setup.device}, {setup.updates_per_epoch} updates an epoch"
+    setup.tell("start", state.update, message=f"{config.model.placement}, {facts}, {where}")
+    if setup.task.skipped:
+        limit = f"model.max_length={config.model.max_length}"
+        setup.tell("message", 0, message=f"{setup.task.skipped} training pairs are longer than {limit} and left out")
+    if _is_last(state, config):
+        setup.tell("message", state.update, message="this run is complete: nothing is left to train")
+        return
+    metrics = runs.Metrics(setup.folder, state.update)
+    try:
+        _updates(setup, state, metrics, signals)
+    finally:
+        metrics.close()
+
+
+def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[int]) -> None:
+    config, train = setup.config, setup.config.train
+    rate = optim.schedule(config.optim, setup.total, setup.updates_per_epoch)
+    step = make_step(config, setup.task, setup.model, setup.optimizer)
+    setup.model.train()
+    since = _Since()
+    for epoch, used, ends_epoch, batches in _prefetched(_batches(setup, state.epoch, state.batch)):
+        lr = rate(state.update + 1)
+        result = step(batches, state.update + 1, lr)
+        state.update += 1
+        state.epoch, state.batch = (epoch + 1, 0) if ends_epoch else (epoch, used)
+        state.tokens += result.count
+        since.add(result)
+
+        finished = _is_last(state, config)
+        evaluates = finished or (state.update % train.eval_every == 0 if train.eval_every else ends_epoch)
+        saves = evaluates or bool(signals) or (train.save_every > 0 and state.update % train.save_every == 0)
+        logs = evaluates or state.update % train.log_every == 0
+        if logs or saves or setup.device.type == "cpu":  # elsewhere, looking means waiting for the device
+            _require_finite(setup, state, result)
+        if logs:
+            row = since.row(state, result, lr)
+            metrics.write(row)
+            setup.tell("update", state.update, row)
+            since = _Since()
+        if evaluates:
+            row, gives_up = _evaluate(setup, state)
+            metrics.write(row)
+            setup.tell("evaluation", state.update, row)
+            finished = finished or gives_up
+            since = _Since()
+        if saves:
+            checkpoint.save(setup.folder, state, setup.model, setup.optimizer, train.keep)
+        if signals:
+            raise runs.Interrupted(signals[0], state.update)
+        if finished:
+            return
+
+
+def _batches(setup: Setup, epoch: int, used: int) -> Iterator[tuple[int, int, bool, list[Any]]]:
+    """(epoch, batches used of it, whether it ends here, the batches of one update), without end."""
+    task, train = setup.task, setup.config.train
+    while True:
+        plan = batching.epoch_plan(task.lengths, task.shape, train.seed, epoch)
+        for begin in range(used, len(plan), train.accumulate):
+            chosen = plan[begin : begin + train.accumulate]
+            end = begin + len(chosen)
+            yield epoch, end, end == len(plan), [task.collate(rows) for rows in chosen]
+        epoch, used = epoch + 1, 0
+
+
+def _is_last(state: State, config: Config) -> bool:
+    train = config.train
+    return 0 < train.updates <= state.update or 0 < train.epochs <= state.epoch
+
+
+def _require_finite(setup: Setup, state: State, result: Result) -> None:
+    for name, value in (("loss", result.loss), ("gradient norm", result.grad_norm)):
+        if not math.isfinite(value):
+            found = checkpoint.names(setup.folder)
+            kept = f"the last checkpoint is {found[-1]}" if found else "no checkpoint had been written yet"
+            raise Diverged(
+                f"the {name} is {float(value)} at update {state.update} with {setup.config.model.placement} at "
+                f"lr {setup.config.optim.lr:g}: try a lower optim.lr, more optim.warmup or optim.clip ({kept})"
+            )
+
+
+def _evaluate(setup: Setup, state: State) -> tuple[dict[str, float], bool]:
+    """Validate: the row to log, and whether patience has run out."""
+    train = setup.config.train
+    found = setup.task.evaluate(setup.model, "valid", train.bleu_sentences)
+    better = found["nll"] < state.best_nll
+    state.stale = 0 if better else state.stale + 1
+    if better:
+        state.best_nll, state.best_update = found["nll"], state.update
+    gives_up = 0 < train.patience <= state.stale
+    if gives_up:
+        message = f"no better validation loss in {state.stale} evaluations: stopping early"
+        setup.tell("message", state.update, message=message)
+    row = {"update": state.update, "epoch": state.epoch} | {f"valid_{key}": value for key, value in found.items()}
+    return row, gives_up
+
+
+class _Since:
+    """Sums since the last line of metrics. Losses stay on the device until they are read."""
+
+    def __init__(self) -> None:
+        self.started, self.tokens, self.losses = time.perf_counter(), 0, list[torch.Tensor]()
+
+    def add(self, result: Result) -> None:
+        self.tokens += result.count
+        self.losses.append(result.loss)
+
+    def row(self, state: State, result: Result, lr: float) -> dict[str, float]:
+        """The line for all updates since; their time counts as training time."""
+        loss, grad_norm = (
+            float(torch.stack(self.losses).mean()),
+            float(result.grad_norm),
+        )  # waits for the device
+        seconds = time.perf_counter() - self.started
+        state.seconds += seconds
+        return {
+            "update": state.update,
+            "epoch": state.epoch,
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": grad_norm,
+            "tokens_per_second": self.tokens / max(seconds, 1e-9),
+            "seconds": state.seconds,
+        }
+
+
+def _prefetched(items: Iterable[Any], ahead: int = 4) -> Iterator[Any]:
+    """The same items, made in a thread while the previous ones are used."""
+    ready: queue.Queue[Any] = queue.Queue(ahead)
+    stop = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not stop.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put((item, None)):
+                    return
+        except BaseException as error:
+            put((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if error:
+                raise error
+            yield item
+    finally:
+        stop.set()
+        thread.join()

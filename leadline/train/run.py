@@ -1,0 +1,172 @@
+"""A run is a folder: what was asked, on what, what was measured, and the checkpoints.
+
+config.toml      reruns it: leadline train RUN/config.toml
+run.json         versions, device, data hashes
+tokenizer.json   so that the run can translate without its data
+metrics.jsonl    one line a measurement
+tensorboard/     the same for TensorBoard
+checkpoints/     see leadline.train.checkpoint
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from leadline import config as configuration
+from leadline.config import Config
+from leadline.data.store import Store
+from leadline.errors import UserError
+from leadline.train.checkpoint import write_json
+
+
+def create(folder: Path, config: Config) -> None:
+    """A new run; an existing one is never overwritten."""
+    if (folder / "config.toml").exists():
+        raise UserError(
+            f"{folder} holds a run already: go on with leadline train --resume {folder}, or choose another --out"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").write_text(configuration.to_toml(_absolute(config)), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"the run folder {folder} cannot be written: {error.strerror}") from None
+
+
+def _absolute(config: Config) -> Config:
+    """A folder named relative to here must be found from anywhere."""
+    kind, _, rest = config.data.source.partition(":")
+    if kind in ("text", "prepared"):
+        return config.set(data={"source": f"{kind}:{Path(rest).expanduser().absolute()}"})
+    return config
+
+
+def load_config(folder: Path) -> Config:
+    if not (folder / "config.toml").exists():
+        raise UserError(f"{folder} is not a run: it has no config.toml")
+    return configuration.load(folder / "config.toml")
+
+
+def describe(folder: Path, store: Store, device: str, chosen: dict[str, str]) -> None:
+    """Write what the run stands on."""
+    packages = ("leadline", "torch", "numpy", "tokenizers", "safetensors", "sacrebleu")
+    versions = {"python": platform.python_version()} | {name: _version(name) for name in packages}
+    facts: dict[str, Any] = {
+        "versions": versions,
+        "device": device,
+        "chosen": chosen,
+        "data": {
+            "key": store.manifest["key"],
+            "sha256": store.manifest["sha256"],
+            "splits": store.manifest["splits"],
+        },
+    }
+    write_json(folder / "run.json", facts)
+    shutil.copyfile(store.folder / "tokenizer.json", folder / "tokenizer.json")
+
+
+def _version(package: str) -> str:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return "unknown"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Two trainings in one folder are refused; the lock goes with the process, however that ends."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another training is running in {folder}") from None
+        yield
+
+
+class Interrupted(Exception):
+    """A signal asked training to stop; everything is saved."""
+
+    def __init__(self, number: int, update: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} after update {update}")
+        self.number, self.update = number, update
+
+
+@contextlib.contextmanager
+def watching_signals() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM are noted, for the loop to save and leave; a second one ends the process at once."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def note(number: int, _: Any) -> None:
+        received.append(number)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Metrics:
+    """metrics.jsonl and TensorBoard. Lines after `update` are of a training that was killed: they are dropped."""
+
+    def __init__(self, folder: Path, update: int) -> None:
+        self.path = folder / "metrics.jsonl"
+        if self.path.exists():
+            kept = [line for line in _whole_lines(self.path) if json.loads(line)["update"] <= update]
+            temporary = self.path.with_name(".metrics.jsonl.tmp")
+            temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            temporary.replace(self.path)
+        self.file = self.path.open("a", encoding="utf-8", buffering=1)
+        self.board = _tensorboard(folder / "tensorboard", update)
+
+    def write(self, row: dict[str, float]) -> None:
+        self.file.write(json.dumps(row) + "\n")
+        for key, value in row.items():
+            if self.board and key not in ("update", "epoch"):
+                self.board.add_scalar(key, value, row["update"])
+
+    def close(self) -> None:
+        self.file.close()
+        if self.board:
+            self.board.close()
+
+
+def _tensorboard(folder: Path, update: int) -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=update + 1 if update else None)
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    """A process killed while writing may leave half a line."""
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        with contextlib.suppress(ValueError):
+            json.loads(line)
+            yield line
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in _whole_lines(folder / "metrics.jsonl")]
+
+
+def default_folder(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
