@@ -7,13 +7,45 @@ run = leadline.train(config, "runs/first")
 print(leadline.load(run).translate(["zweihundertdreiundvierzig"]))
 """
 
-from leadline import recipes
-from leadline.config import Config
-from leadline.errors import Diverged, UserError
-from leadline.load import Trained, load
-from leadline.model import Transformer
-from leadline.placement import PLACEMENTS, DeepNorm, Placement, PostLN, PreLN, Site
-from leadline.train.loop import resume, train
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leadline import recipes
+    from leadline.config import Config
+    from leadline.errors import Diverged, UserError
+    from leadline.model import Transformer
+    from leadline.placement import PLACEMENTS, DeepNorm, Placement, PostLN, PreLN, Site
+    from leadline.trained import Trained, load
+    from leadline.training.loop import resume, train
+
+# Imported when first used: torch takes seconds to load, and `leadline --help` needs none of it.
+_HOME = {
+    "recipes": "leadline.recipes",
+    "Config": "leadline.config",
+    "Diverged": "leadline.errors",
+    "UserError": "leadline.errors",
+    "Trained": "leadline.trained",
+    "load": "leadline.trained",
+    "Transformer": "leadline.model",
+    "PLACEMENTS": "leadline.placement",
+    "DeepNorm": "leadline.placement",
+    "Placement": "leadline.placement",
+    "PostLN": "leadline.placement",
+    "PreLN": "leadline.placement",
+    "Site": "leadline.placement",
+    "resume": "leadline.training.loop",
+    "train": "leadline.training.loop",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'leadline' has no attribute {name!r}")
+    module = importlib.import_module(_HOME[name])
+    globals()[name] = value = module if name == "recipes" else getattr(module, name)
+    return value
+
 
 __all__ = [
     "PLACEMENTS",

@@ -69,7 +69,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """The optimizer and its learning rate; each schedule is a function in leadline.train.optim."""
+    """The optimizer and its learning rate; each schedule is a function in leadline.training.optim."""
 
     name: Literal["adam", "adamw", "sgd", "radam"] = "adam"
     lr: float = 5e-4

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -12,6 +14,15 @@ class UserError(Exception):
 
 class Diverged(Exception):
     """Training met a loss or gradient that is not finite: exit code 3."""
+
+
+class Interrupted(Exception):
+    """A signal asked training to stop; everything is saved."""
+
+    def __init__(self, number: int, folder: Path, update: int) -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"{name} after update {update}: saved; go on with leadline train --resume {folder}")
+        self.number = number
 
 
 def nearest(wrong: str, right: Iterable[str]) -> str:

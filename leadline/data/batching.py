@@ -33,9 +33,9 @@ def plan(lengths: np.ndarray, shape: Shape, order: Sequence[int] | np.ndarray) -
     open_packs: list[tuple[list[int], list[int]]] = []  # rows, and room left: source, target, sequences
     for row in order:
         source, target = int(lengths[row, 0]), int(lengths[row, 1])
-        for rows, room in open_packs:
-            if source <= room[0] and target <= room[1] and room[2]:
-                break
+        fitting = (p for p in open_packs if source <= p[1][0] and target <= p[1][1] and p[1][2])
+        if found := next(fitting, None):
+            rows, room = found
         else:
             if len(open_packs) == OPEN_PACKS:
                 fullest = min(range(OPEN_PACKS), key=lambda i: min(open_packs[i][1][:2]))

@@ -7,17 +7,17 @@ hf:NAME_OR_PATH    a Hugging Face dataset with a `translation` column or a colum
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import itertools
-import lzma
+import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Protocol
 
 from leadline.config import DataConfig
 from leadline.data import numerals
 from leadline.errors import UserError
+from leadline.text import lines_of
 
 SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]
@@ -43,13 +43,17 @@ def open_source(config: DataConfig) -> Source:
     if kind == "hf" and rest:
         return HuggingFace(rest, config)
     raise UserError(
-        f"data.source={config.source!r} is not a source: use builtin:numerals, text:FOLDER, hf:NAME_OR_PATH or prepared:FOLDER"
+        f"data.source={config.source!r} is not a source: "
+        "use builtin:numerals, text:FOLDER, hf:NAME_OR_PATH or prepared:FOLDER"
     )
 
 
 class Numerals:
+    KEPT = 100_000  # a corpus up to this size is made once, though it is read twice
+
     def __init__(self, config: DataConfig) -> None:
         self.config = config
+        self.made: dict[str, list[Pair]] = {}
         self.sizes = {"train": config.size, "valid": 500, "test": 500}
 
     def fingerprint(self) -> str:
@@ -60,11 +64,17 @@ class Numerals:
         return SPLITS
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        config = self.config
+        config, size = self.config, self.sizes[split]
+        if split in self.made:
+            return iter(self.made[split])
         try:
-            yield from numerals.pairs(config.source_lang, config.target_lang, split, self.sizes[split], config.seed)
+            pairs = numerals.pairs(config.source_lang, config.target_lang, split, size, config.seed)
         except ValueError as error:
             raise UserError(str(error)) from None
+        if size > self.KEPT:
+            return pairs
+        self.made[split] = list(pairs)
+        return iter(self.made[split])
 
 
 class TextFolder:
@@ -81,7 +91,8 @@ class TextFolder:
         if "valid" not in self._own and not config.holdout:
             name = f"valid.{config.source_lang}"
             raise UserError(
-                f"{folder} has no {name} (nor .gz, .xz): add the valid files, or hold pairs out of train with data.holdout=1000"
+                f"{folder} has no {name} (nor .gz, .xz): "
+                "add the valid files, or hold pairs out of train with data.holdout=1000"
             )
 
     def _find(self, split: str, language: str) -> Path | None:
@@ -119,14 +130,13 @@ class TextFolder:
 
     def _held_out(self) -> dict[int, str]:
         """Line numbers of train that serve as the splits that have no files of their own."""
-        import random
-
         wanted = [s for s in ("valid", "test") if s not in self._own]
         total = sum(1 for _ in _parallel(*self._own["train"]))
         needed = self.config.holdout * len(wanted)
         if needed * 2 > total:
             raise UserError(
-                f"data.holdout={self.config.holdout} would take {needed} of the {total} pairs in {self.folder}: choose fewer"
+                f"data.holdout={self.config.holdout} would take {needed} of the {total} pairs in {self.folder}: "
+                "choose fewer"
             )
         lines = random.Random(self.config.seed).sample(range(total), needed)
         return {line: wanted[i // self.config.holdout] for i, line in enumerate(lines)}
@@ -134,7 +144,7 @@ class TextFolder:
 
 def _parallel(source: Path, target: Path) -> Iterator[Pair]:
     missing = object()
-    lines = itertools.zip_longest(_lines(source), _lines(target), fillvalue=missing)
+    lines = itertools.zip_longest(lines_of(source), lines_of(target), fillvalue=missing)
     count = 0
     for count, (left, right) in enumerate(lines, 1):
         if left is missing or right is missing:
@@ -144,20 +154,6 @@ def _parallel(source: Path, target: Path) -> Iterator[Pair]:
         yield left, right  # type: ignore[misc]
     if not count:
         raise UserError(f"{source} is empty")
-
-
-def _lines(path: Path) -> Iterator[str]:
-    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    number = 0
-    try:
-        with opener(path, "rb") as file:
-            stream: IO[bytes] = file
-            for number, line in enumerate(stream, 1):
-                yield line.decode("utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}, line {number}: not valid UTF-8 ({error.reason} at byte {error.start})") from None
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
-        raise UserError(f"{path} is damaged after line {number}: {error}") from None
 
 
 class HuggingFace:
@@ -198,6 +194,7 @@ class HuggingFace:
             for language in languages:
                 if not isinstance(texts.get(language), str):
                     raise UserError(
-                        f"row {number} of {split} in {self.name!r} has no text for {language!r}, only {', '.join(texts)}"
+                        f"row {number} of {split} in {self.name!r} has no text for {language!r}, "
+                        f"only {', '.join(texts)}"
                     )
             yield texts[languages[0]], texts[languages[1]]

@@ -29,6 +29,7 @@ from leadline.config import DataConfig
 from leadline.data.sources import Pair, Source, open_source
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
+from leadline.files import sha256
 
 FORMAT = 1
 SHARD_TOKENS = 1 << 24  # what is held in memory before it is written
@@ -49,7 +50,9 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
         _manifest(folder)
         return folder
     source = open_source(config)
-    key = hashlib.sha256(json.dumps([FORMAT, configuration.to_dict(config), source.fingerprint()]).encode()).hexdigest()
+    key = hashlib.sha256(
+        json.dumps([FORMAT, configuration.to_dict(config) | {"source": ""}, source.fingerprint()]).encode()
+    ).hexdigest()
     folder = out or cache_folder() / f"{config.source_lang}-{config.target_lang}-{key[:16]}"
     if (folder / "manifest.json").exists() and _manifest(folder)["key"] == key:
         return folder
@@ -81,7 +84,7 @@ def _build(folder: Path, config: DataConfig, source: Source, key: str, progress:
         "data": configuration.to_dict(config),
         "vocab_size": tokenizer.vocab_size,
         "splits": splits,
-        "sha256": {path.name: _sha256(path) for path in sorted(folder.iterdir())},
+        "sha256": {path.name: sha256(path) for path in sorted(folder.iterdir())},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
 
@@ -143,11 +146,6 @@ def _encode_sides(pairs: list[Pair], tokenizer: Tokenizer) -> tuple[list[list[in
     return tokenizer.encode(left, config.source_lang), tokenizer.encode(right, config.target_lang)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
@@ -203,5 +201,6 @@ class Store:
 
     def sentences(self, name: str) -> list[Pair]:
         """The text of valid or test, row by row."""
+        self.split(name)  # says so if it does not exist
         lines = (self.folder / f"{name}.text.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
         return [(pair[0], pair[1]) for pair in map(json.loads, lines)]

@@ -1,7 +1,8 @@
 """Text to tokens and back: optional Moses tokenisation, then joint BPE.
 
 The BPE is learnt and stored with the `tokenizers` library, in its standard JSON. How text is split before the
-merges depends on `data.text`: raw text keeps punctuation and digits apart; tokenised text is split at spaces.
+merges depends on `data.text`: raw text also keeps punctuation apart; tokenised text is
+split at spaces only.
 """
 
 from __future__ import annotations
@@ -25,10 +26,9 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 def learn(lines: Iterable[str], config: DataConfig) -> BPE:
     """Joint BPE over already cleaned lines of both languages."""
     bpe = BPE(models.BPE(unk_token=SPECIAL[UNK]))
-    split: list[Any] = [pre_tokenizers.Metaspace()]
-    if config.text == "raw":
-        split += [pre_tokenizers.Punctuation(), pre_tokenizers.Digits(individual_digits=True)]
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(split)
+    words = pre_tokenizers.Metaspace()
+    raw = config.text == "raw"
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Punctuation()]) if raw else words
     bpe.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=config.vocab_size, special_tokens=SPECIAL, show_progress=False)
     bpe.train_from_iterator(lines, trainer)
@@ -68,8 +68,9 @@ class Tokenizer:
         """Lines as the model was trained on them: tokenised text stays tokenised."""
         return self.bpe.decode_batch([list(t) for t in tokens], skip_special_tokens=True)
 
-    def starts_word(self, token: int) -> bool:
-        return (self.bpe.id_to_token(token) or "").startswith("▁")
+    def piece(self, token: int) -> str:
+        """How a token is written; ▁ begins a word."""
+        return self.bpe.id_to_token(token) or ""
 
     def detokenize(self, line: str) -> str:
         """A line as a person would write it."""

@@ -55,7 +55,8 @@ class _Pad(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _unpadded(gradient, *ctx.saved_tensors, ctx.size), None, None
+        (slots,) = ctx.saved_tensors
+        return _unpadded(gradient, slots, ctx.size), None, None
 
 
 class _Unpad(torch.autograd.Function):
@@ -86,7 +87,6 @@ def pad(packed: Tensor, pack: Pack) -> Tensor:
     return _Pad.apply(packed, pack.slots, sum(g.sequences * g.length for g in pack.groups))
 
 
-@torch.compiler.disable  # the groups differ from batch to batch: compiled code would be compiled again and again
 def padded(q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: bool, dropout: float = 0.0) -> Tensor:
     """Scaled dot-product attention, one call a group."""
     q_padded, k_padded, v_padded = pad(q, q_pack), pad(k, k_pack), pad(v, k_pack)

@@ -67,3 +67,20 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
             module.bias.zero_()
     for weight in weights(model, config):
         weight.tensor.copy_(torch.randn(weight.tensor.shape, generator=generator) * weight.std)
+
+
+def table(config: ModelConfig) -> list[dict[str, float | str]]:
+    """A row a stack: the placement's constants and the std of every role in its last layer, from the code itself."""
+    rows: list[dict[str, float | str]] = []
+    for stack, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        if not layers:
+            continue
+        with torch.device("meta"):  # no memory: only shapes matter
+            block = Block(config, stack, layers - 1)  # type: ignore[arg-type]
+        site = foot(config)
+        embed = base_std("embed", (1, config.dim)) * find(config.placement).gain("embed", site)
+        stds = {f"std_{weight.role}": weight.std for weight in weights(block, config)} | {"std_embed": embed}
+        rows.append(
+            {"placement": config.placement, "stack": stack, "layers": layers, **block.ffn_residual.describe(), **stds}
+        )
+    return rows

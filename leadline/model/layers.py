@@ -7,6 +7,7 @@ N hypotheses that are being decoded, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.config import ModelConfig
-from leadline.kernels.attention import ATTENTION
+from leadline.kernels.attention import ATTENTION, AttentionFunction
 from leadline.kernels.pack import Pack
 from leadline.placement import Role
 
@@ -64,7 +65,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.kernel = "padded"
+        self.kernel: AttentionFunction = ATTENTION["padded"]
         self.attention_dropout = config.attention_dropout
         self.out = Linear(config.dim, config.dim, "out")
         self.dropout = nn.Dropout(config.dropout)
@@ -75,7 +76,7 @@ class Attention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: bool) -> Tensor:
         dropout = self.attention_dropout if self.training else 0.0
-        return self.join(ATTENTION[self.kernel](q, k, v, q_pack, k_pack, causal, dropout))
+        return self.join(self.kernel(q, k, v, q_pack, k_pack, causal, dropout))
 
     def join(self, heads_THd: Tensor) -> Tensor:
         return self.dropout(self.out(heads_THd.flatten(1)))
@@ -125,7 +126,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.expand = Linear(config.dim, config.ffn_dim, "ffn_in")
         self.contract = Linear(config.ffn_dim, config.dim, "ffn_out")
-        self.activation = {"relu": F.relu, "gelu": F.gelu}[config.activation]
+        self.activation: Callable[[Tensor], Tensor] = F.relu if config.activation == "relu" else F.gelu
         self.activation_dropout = nn.Dropout(config.activation_dropout)
         self.dropout = nn.Dropout(config.dropout)
 

@@ -66,4 +66,4 @@ class Transformer(nn.Module):
             raise UserError(f"there is no attention {kernel!r}: the choices are {', '.join(ATTENTION)}")
         for module in self.modules():
             if isinstance(module, Attention):
-                module.kernel = kernel
+                module.kernel = ATTENTION[kernel]

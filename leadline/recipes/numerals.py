@@ -9,16 +9,16 @@ def numerals() -> Config:
     return Config(
         model=ModelConfig(
             placement="pre_ln",
-            encoder_layers=4,
-            decoder_layers=4,
+            encoder_layers=3,
+            decoder_layers=3,
             dim=64,
             ffn_dim=128,
             heads=2,
             dropout=0.0,
             max_length=96,
         ),
-        data=DataConfig(source="builtin:numerals", vocab_size=1000, size=30000),
-        optim=OptimConfig(name="adam", lr=4e-3, schedule="linear", warmup=0),
-        train=TrainConfig(updates=600, batch_tokens=1024, label_smoothing=0.0, eval_every=100),
+        data=DataConfig(source="builtin:numerals", vocab_size=1000, size=20000),
+        optim=OptimConfig(name="adam", lr=5e-3, schedule="linear", warmup=0),
+        train=TrainConfig(updates=420, batch_tokens=1024, label_smoothing=0.0, eval_every=60),
         decode=DecodeConfig(beam=1),
     )

@@ -7,8 +7,9 @@ its labels are the target followed by </s>.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,8 +47,8 @@ class Translation:
             raise UserError("translation needs an encoder and a decoder: set both layer counts to at least 1")
         if config.train.batch_tokens < config.model.max_length:
             raise UserError(
-                f"train.batch_tokens={config.train.batch_tokens} must be at least model.max_length={config.model.max_length}, "
-                "so that every sentence fits in a batch"
+                f"train.batch_tokens={config.train.batch_tokens} must be at least "
+                f"model.max_length={config.model.max_length}, so that every sentence fits in a batch"
             )
         self.config, self.store = config, store
         self.train = store.split("train")
@@ -75,7 +76,7 @@ class Translation:
         source = [np.append(left, EOS) for left, _ in pairs]
         target = [np.append(BOS, right) for _, right in pairs]
         sizes = group_sizes([[len(s) for s in source], [len(t) for t in target]])
-        fixed = {
+        fixed: dict[str, Any] = {
             "sizes": sizes,
             "max_length": self.config.model.max_length,
             "max_sequences": shape.sequences,
@@ -122,15 +123,24 @@ class Translation:
         if not count:
             raise UserError(f"every pair of the {split} split is longer than model.max_length")
         found = {"loss": float(smoothed) / count, "nll": float(plain) / count, "skipped": float(skipped)}
-        if sentences:
-            found |= self.score(model, split, sentences)
         model.train(training)
+        if sentences:
+            scores = self.score(model, split, sentences)
+            found |= {name: value for name, value in scores.items() if isinstance(value, float)}
         return found
 
-    def score(self, model: Transformer, split: str, sentences: int = -1) -> dict[str, float]:
-        """Translate the first `sentences` of a split and compare with the reference."""
+    def score(
+        self,
+        model: Transformer,
+        split: str,
+        sentences: int = -1,
+        on_translated: Callable[[int], None] = lambda done: None,
+    ) -> dict[str, Any]:
+        """Translate the first `sentences` of a split (-1: all) and compare with the references."""
+        if split == "train":
+            raise UserError("the text of the train split is not kept, so it has no BLEU: use valid or test")
         pairs = self.store.sentences(split)[: None if sentences < 0 else sentences]
         translator = Translator(model, self.store.tokenizer, self.config)
-        outputs = translator.translate_tokenized([left for left, _ in pairs])
+        outputs = translator.translate_tokenized([left for left, _ in pairs], on_translated)
         scores = metrics.corpus_scores(outputs, [right for _, right in pairs], self.store.tokenizer)
-        return {name: value for name, value in scores.items() if isinstance(value, float)}
+        return scores | {"sentences": len(pairs), "in_pieces": translator.split_up}

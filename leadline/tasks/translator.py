@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,16 +27,6 @@ class Translator:
     def translate(self, lines: Sequence[str], progress: Callable[[int], None] = lambda done: None) -> list[str]:
         return [self.tokenizer.detokenize(line) for line in self.translate_tokenized(lines, progress)]
 
-    def stream(self, lines: Iterable[str], chunk: int = 256) -> Iterator[str]:
-        """Translations one by one, without waiting for the end of the input."""
-        waiting: list[str] = []
-        for line in lines:
-            waiting.append(line)
-            if len(waiting) == chunk:
-                yield from self.translate(waiting)
-                waiting.clear()
-        yield from self.translate(waiting)
-
     def translate_tokenized(
         self, lines: Sequence[str], progress: Callable[[int], None] = lambda done: None
     ) -> list[str]:
@@ -60,9 +50,8 @@ class Translator:
         limit = self.model.config.max_length - 1
         if len(tokens) <= limit:
             return [tokens] if tokens else []
-        starts_word = [self.tokenizer.starts_word(token) for token in tokens]
         middle = len(tokens) // 2
-        cut = next((middle - i for i in range(middle) if starts_word[middle - i]), 0) or middle
+        cut = next((i for i in range(middle, 0, -1) if self.tokenizer.piece(tokens[i]).startswith("▁")), middle)
         return self._pieces(tokens[:cut]) + self._pieces(tokens[cut:])
 
     def _search(self, sources: list[list[int]], progress: Callable[[int], None]) -> list[Hypothesis]:

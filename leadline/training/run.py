@@ -5,7 +5,7 @@ run.json         versions, device, data hashes
 tokenizer.json   so that the run can translate without its data
 metrics.jsonl    one line a measurement
 tensorboard/     the same for TensorBoard
-checkpoints/     see leadline.train.checkpoint
+checkpoints/     see leadline.training.checkpoint
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from leadline import config as configuration
 from leadline.config import Config
 from leadline.data.store import Store
 from leadline.errors import UserError
-from leadline.train.checkpoint import write_json
+from leadline.files import write_json
 
 
 def create(folder: Path, config: Config) -> None:
@@ -91,14 +91,6 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError:
             raise UserError(f"another training is running in {folder}") from None
         yield
-
-
-class Interrupted(Exception):
-    """A signal asked training to stop; everything is saved."""
-
-    def __init__(self, number: int, update: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} after update {update}")
-        self.number, self.update = number, update
 
 
 @contextlib.contextmanager

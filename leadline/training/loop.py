@@ -6,10 +6,10 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -17,29 +17,14 @@ from leadline import tasks
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.store import Progress, Store, prepare
-from leadline.errors import Diverged, UserError
+from leadline.errors import Diverged, Interrupted, UserError
 from leadline.kernels import attention
 from leadline.model import Transformer
-from leadline.train import checkpoint, optim
-from leadline.train import run as runs
-from leadline.train.checkpoint import State
-from leadline.train.step import Result, compile_blocks, make_step
-
-Kind = Literal["start", "update", "evaluation", "message"]
-
-
-@dataclass(frozen=True)
-class Event:
-    """What `on_step` functions are told."""
-
-    kind: Kind
-    update: int
-    total: int  # updates the training is expected to take
-    row: dict[str, float]
-    message: str = ""
-
-
-OnStep = Callable[[Event], None]
+from leadline.training import checkpoint, optim
+from leadline.training import run as runs
+from leadline.training.checkpoint import State
+from leadline.training.events import Event, Kind, OnStep
+from leadline.training.step import Result, compile_blocks, make_step
 
 
 def train(
@@ -61,7 +46,7 @@ def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: Progres
     with runs.locked(folder), runs.watching_signals() as signals:
         store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
         if signals:
-            raise runs.Interrupted(signals[0], 0)
+            raise Interrupted(signals[0], folder, 0)
         _train(_set_up(folder, config, store, on_step), signals)
     return folder
 
@@ -156,7 +141,7 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
         result = step(batches, state.update + 1, lr)
         state.update += 1
         state.epoch, state.batch = (epoch + 1, 0) if ends_epoch else (epoch, used)
-        state.tokens += result.count
+        state.tokens += result.tokens
         since.add(result)
 
         finished = _is_last(state, config)
@@ -179,7 +164,7 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
         if saves:
             checkpoint.save(setup.folder, state, setup.model, setup.optimizer, train.keep)
         if signals:
-            raise runs.Interrupted(signals[0], state.update)
+            raise Interrupted(signals[0], setup.folder, state.update)
         if finished:
             return
 
@@ -235,7 +220,7 @@ class _Since:
         self.started, self.tokens, self.losses = time.perf_counter(), 0, list[torch.Tensor]()
 
     def add(self, result: Result) -> None:
-        self.tokens += result.count
+        self.tokens += result.tokens
         self.losses.append(result.loss)
 
     def row(self, state: State, result: Result, lr: float) -> dict[str, float]:

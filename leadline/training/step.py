@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import Config
+from leadline.kernels.attention import ATTENTION
 from leadline.model import Transformer
 from leadline.model.block import Block
+from leadline.model.layers import Attention
 from leadline.model.precision import autocast
 from leadline.tasks import Task
 
@@ -20,7 +22,7 @@ class Result(NamedTuple):
 
     loss: Tensor  # a token
     grad_norm: Tensor
-    count: int
+    tokens: int  # that the loss is a mean over
 
 
 Step = Callable[[Sequence[Any], int, float], Result]
@@ -29,6 +31,9 @@ Step = Callable[[Sequence[Any], int, float], Result]
 def compile_blocks(model: nn.Module) -> None:
     """Block by block, so that the time to compile does not grow with depth."""
     for module in model.modules():
+        if isinstance(module, Attention) and module.kernel is ATTENTION["padded"]:
+            # Its groups differ from batch to batch: compiled, it would be compiled again and again.
+            module.kernel = torch.compiler.disable(module.kernel)
         if isinstance(module, Block):
             module.compile(dynamic=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,10 @@ from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.kernels import attention
 from leadline.model import Transformer
-from leadline.tasks import metrics
 from leadline.tasks.translator import Translator
-from leadline.train import checkpoint
-from leadline.train import run as runs
-from leadline.train.loop import find_device
+from leadline.training import checkpoint
+from leadline.training import run as runs
+from leadline.training.loop import find_device
 
 
 @dataclass(frozen=True)
@@ -37,18 +36,15 @@ class Trained:
     def translate(self, sentences: Sequence[str]) -> list[str]:
         return self.translator().translate(sentences)
 
-    def evaluate(
-        self, split: str = "test", progress: Progress | None = None, on_translated: Callable[[int], None] | None = None
-    ) -> dict[str, Any]:
-        """Loss, BLEU and chrF with their signatures, on a whole split of the data the run was trained on."""
+    def task(self, progress: Progress | None = None) -> tasks.Translation:
+        """The task on the data the run was trained on, which is prepared again if it is not there."""
         store = Store(prepare(self.config.data, progress=progress or (lambda what, done: None)))
-        found: dict[str, Any] = dict(tasks.find(self.config.task)(self.config, store).evaluate(self.model, split))
-        pairs = store.sentences(split) if split != "train" else []
-        if pairs:
-            sources, references = [left for left, _ in pairs], [right for _, right in pairs]
-            outputs = self.translator().translate_tokenized(sources, on_translated or (lambda done: None))
-            found |= metrics.corpus_scores(outputs, references, self.tokenizer)
-        return found | {"sentences": len(pairs), "checkpoint": self.checkpoint}
+        return tasks.find(self.config.task)(self.config, store)
+
+    def evaluate(self, split: str = "test") -> dict[str, Any]:
+        """Loss in nats a token, BLEU and chrF with their signatures, on a whole split."""
+        task = self.task()
+        return task.evaluate(self.model, split) | task.score(self.model, split)
 
 
 def load(run: str | Path, which: str = "best", device: str | None = None) -> Trained:
@@ -82,4 +78,6 @@ def _weights(folder: Path, which: str) -> tuple[str, dict[str, torch.Tensor]]:
     try:
         return name, checkpoint.read(folder, name)[1]
     except checkpoint.Damaged as error:
-        raise UserError(f"{error}: choose another with --checkpoint ({', '.join(n for n in known if n != name)})") from None
+        raise UserError(
+            f"{error}: choose another with --checkpoint ({', '.join(n for n in known if n != name)})"
+        ) from None

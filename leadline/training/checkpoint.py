@@ -11,7 +11,6 @@ Nothing about random numbers is stored: data order and dropout are functions of 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leadline.errors import UserError
+from leadline.files import sha256, write_json
 
 
 @dataclass
@@ -41,16 +41,6 @@ class State:
     stale: int = 0  # evaluations since the best
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Atomically: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def save(run: Path, state: State, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int) -> Path:
     folder = run / "checkpoints" / f"{state.update:08d}"
     building = folder.with_name(f".{folder.name}.tmp")
@@ -59,7 +49,7 @@ def save(run: Path, state: State, model: nn.Module, optimizer: torch.optim.Optim
         building.mkdir(parents=True)
         save_file(model_tensors(model), building / "model.safetensors")
         save_file(_optimizer_tensors(model, optimizer), building / "optimizer.safetensors")
-        hashes = {path.name: _sha256(path) for path in sorted(building.iterdir())}
+        hashes = {path.name: sha256(path) for path in sorted(building.iterdir())}
         write_json(building / "state.json", asdict(state) | {"sha256": hashes})
         for path in building.iterdir():
             _flush(path)
@@ -86,11 +76,6 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -137,7 +122,7 @@ def read(run: Path, name: str) -> tuple[State, dict[str, Tensor], dict[str, Tens
     try:
         facts = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         for file, expected in facts.pop("sha256").items():
-            if _sha256(folder / file) != expected:
+            if sha256(folder / file) != expected:
                 raise Damaged(f"{folder / file} is damaged")
         files = [load_file(folder / f"{kind}.safetensors") for kind in ("model", "optimizer")]
         return State(**facts), files[0], files[1]

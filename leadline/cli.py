@@ -1,0 +1,324 @@
+"""The command line. Answers go to stdout (`--json` for programs), progress to stderr, errors are one sentence."""
+
+from __future__ import annotations
+
+import os
+
+# Read when torch loads: without it, waiting threads spin and a busy machine slows training down twentyfold.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from leadline import config as configuration
+from leadline import recipes
+from leadline.config import Config, ModelConfig
+from leadline.errors import Diverged, Interrupted, UserError
+from leadline.terminal import TrainingView, answer, counting, screen, sentences_bar, table
+
+app = typer.Typer(
+    name="leadline",
+    help="Train deep Transformers without the warm-up lottery.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data = typer.Typer(help="Prepare text for training, and look at it.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+What = Annotated[str, typer.Argument(help=f"A recipe ({', '.join(recipes.RECIPES)}) or the path of a config.toml.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key of the config: --set optim.lr=1e-3")]
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.")]
+Which = Annotated[str, typer.Option("--checkpoint", help="best, last, average:K or a checkpoint's number.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")]
+
+
+def _config(what: str, assignments: list[str] | None) -> Config:
+    path = Path(what)
+    found = configuration.load(path) if path.suffix == ".toml" or path.is_file() else recipes.find(what)
+    return configuration.override(found, assignments or [])
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs and the figure.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A quarter of the time; the effect still shows.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Watch Post-LN fail without warm-up and Pre-LN succeed, in two or three minutes on two cores."""
+    from leadline import demo as demonstration
+    from leadline.training import run as runs
+
+    started = time.perf_counter()
+    folder = out or runs.default_folder("demo")
+    with counting("pairs") as progress, TrainingView() as view:
+        results = demonstration.demo(folder, quick, progress, view.show)
+    winner = demonstration.best(results)
+    translations = list(zip(demonstration.SENTENCES, winner.translations, strict=True))
+    if as_json:
+        _print_json(
+            {
+                "runs": [asdict(result) for result in results],
+                "best": winner.run,
+                "translations": translations,
+                "figure": str(folder / "curves.png"),
+                "table": str(folder / "curves.csv"),
+                "seconds": time.perf_counter() - started,
+            }
+        )
+        return
+    columns = ["placement", "warm-up", "lr", "valid loss", "BLEU", "exact", "seconds", "tok/s"]
+    rows = [
+        [r.placement, str(r.warmup), f"{r.lr:g}", f"{r.valid_loss:.3f}" + (" diverged" if r.diverged else ""),
+         f"{r.bleu:.1f}", f"{r.exact_match:.2f}", f"{r.seconds:.0f}", f"{r.tokens_per_second:,.0f}"]
+        for r in results
+    ]  # fmt: skip
+    table("German to English number words, same data, rate and updates", columns, rows)
+    answer.print(f"\nThe best ({winner.placement}, warm-up {winner.warmup}) translates:")
+    for source, translation in translations:
+        answer.print(f"  {source}  →  {translation}", markup=False)
+    answer.print(f"\nCurves: {folder / 'curves.png'} and {folder / 'curves.csv'}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def train(
+    what: Annotated[
+        str | None, typer.Argument(help=f"A recipe ({', '.join(recipes.RECIPES)}) or a config.toml.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/RECIPE-DATE if not given.")] = None,
+    assignments: Set = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model into a run folder, or go on with one: leadline train --resume RUN."""
+    from leadline.data.store import prepare
+    from leadline.training import checkpoint, loop
+    from leadline.training import run as runs
+
+    if (what is None) == (resume is None):
+        raise UserError("say what to train: a recipe or a config.toml, or --resume RUN")
+    if resume and (assignments or out):
+        raise UserError("--resume goes on with the run as it was: --set and --out cannot change it")
+    folder = resume or out or runs.default_folder(Path(what or "").stem)
+    config = _config(what, assignments) if what else runs.load_config(folder)
+    with counting("pairs") as progress:
+        prepare(config.data, progress=progress)  # before the bar of the training
+    with TrainingView() as view:
+        loop.resume(folder, [view]) if resume else loop.train(config, folder, [view])
+    rows = runs.read_metrics(folder)
+    last = next((row for row in reversed(rows) if "valid_nll" in row), {})
+    best = checkpoint.best(folder)
+    if as_json:
+        _print_json({"run": str(folder), "best_checkpoint": best, **last})
+    else:
+        answer.print(
+            f"{folder}: valid loss {last.get('valid_nll', float('nan')):.4f} nats a token, best checkpoint {best}",
+            soft_wrap=True,
+            markup=False,
+        )
+        answer.print(
+            f"next: leadline evaluate {folder}, or echo … | leadline translate {folder}", soft_wrap=True, markup=False
+        )
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    split: Annotated[str, typer.Option(help="valid or test.")] = "test",
+    which: Which = "best",
+    assignments: Set = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Loss, sacreBLEU and chrF of a run, with the signatures that let others compare."""
+    trained = _load(run, which, device, assignments)
+    with counting("pairs") as progress:
+        task = trained.task(progress)
+    found = task.evaluate(trained.model, split)
+    with sentences_bar(len(task.store.sentences(split)) if split != "train" else 0) as advance:
+        found |= task.score(trained.model, split, on_translated=advance)
+    found = {"run": str(run), "split": split, "checkpoint": trained.checkpoint} | found
+    if as_json:
+        _print_json(found)
+    else:
+        shown = [[key, f"{value:.4f}" if isinstance(value, float) else str(value)] for key, value in found.items()]
+        table(f"{split} of {run}", ["measure", "value"], shown)
+
+
+@app.command()
+def translate(
+    run: RunFolder,
+    source: Annotated[
+        Path | None, typer.Option("--input", "-i", help="A file of sentences; stdin if not given.")
+    ] = None,
+    target: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; stdout if not given.")] = None,
+    which: Which = "best",
+    assignments: Set = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Translate line by line: stdin to stdout as it comes, or a file."""
+    from leadline.text import lines_of, lines_ready
+
+    translator = _load(run, which, device, assignments).translator()
+    if source:
+        lines = list(lines_of(source))
+        with sentences_bar(len(lines)) as advance:
+            chunks: Iterator[tuple[list[str], list[str]]] = iter([(lines, translator.translate(lines, advance))])
+    else:
+        chunks = ((chunk, translator.translate(chunk)) for chunk in lines_ready(sys.stdin.buffer))
+    out = target.open("w", encoding="utf-8") if target else sys.stdout
+    try:
+        for asked, translated in chunks:
+            for left, right in zip(asked, translated, strict=True):
+                print(
+                    json.dumps({"source": left, "translation": right}, ensure_ascii=False) if as_json else right,
+                    file=out,
+                )
+            out.flush()
+    finally:
+        if target:
+            out.close()
+    if translator.split_up:
+        screen.print(f"{translator.split_up} lines were longer than the model's limit and translated in pieces")
+
+
+def _load(run: Path, which: str, device: str | None, assignments: list[str] | None) -> Any:
+    import dataclasses
+
+    from leadline.trained import load
+
+    trained = load(run, which, device)
+    if bad := [a for a in assignments or [] if not a.startswith("decode.")]:
+        raise UserError(f"--set {bad[0]}: a trained run can only change decode.* keys, such as decode.beam=5")
+    return dataclasses.replace(trained, config=configuration.override(trained.config, assignments or []))
+
+
+@app.command()
+def placements(
+    layers: Annotated[tuple[int, int], typer.Option(help="Encoder and decoder layers; 0: no such stack.")] = (6, 6),
+    dim: Annotated[int, typer.Option(help="Width of the model.")] = 512,
+    ffn_dim: Annotated[int, typer.Option(help="Width of the feed-forward layer.")] = 1024,
+    as_json: Json = False,
+) -> None:
+    """α, β and the initial std of every weight role, for each placement, from the code itself."""
+    from leadline.model.init import table as rows_of
+    from leadline.placement import PLACEMENTS, ROLES
+
+    rows = [
+        row
+        for name in PLACEMENTS
+        for row in rows_of(
+            ModelConfig(
+                placement=name, encoder_layers=layers[0], decoder_layers=layers[1], dim=dim, ffn_dim=ffn_dim, heads=1
+            )
+        )
+    ]
+    if as_json:
+        _print_json(rows)
+        return
+    columns = ["placement", "stack", "alpha", "beta", *(f"std_{role}" for role in ROLES)]
+    shown = [[_number(row.get(key, ""), 4 if key.startswith("std_") else 3) for key in columns] for row in rows]
+    names = {"alpha": "α", "beta": "β"}
+    table(
+        f"{layers[0]}-{layers[1]} layers, d {dim}, FFN {ffn_dim}: constants and initial std by role",
+        [names.get(key, key.removeprefix("std_")) for key in columns],
+        shown,
+    )
+
+
+def _number(value: float | str, digits: int) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+@data.command("prepare")
+def data_prepare(
+    what: What = "numerals",
+    assignments: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; a shared cache if not given.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Text to tokens, once: reused when nothing changed."""
+    from leadline.data.store import Store, prepare
+
+    with counting("pairs") as progress:
+        folder = prepare(_config(what, assignments).data, out, progress)
+    facts = {"folder": str(folder), "vocab_size": Store(folder).manifest["vocab_size"]}
+    splits = Store(folder).manifest["splits"]
+    if as_json:
+        _print_json(facts | {"splits": splits})
+        return
+    answer.print(f"{folder}, vocabulary {facts['vocab_size']}", soft_wrap=True, markup=False)
+    for split, counts in splits.items():
+        left_out = f", {counts['empty_left_out']:,} with an empty side left out" if counts["empty_left_out"] else ""
+        answer.print(
+            f"  {split}: {counts['rows']:,} pairs, {counts['tokens'][0]:,} + {counts['tokens'][1]:,} tokens{left_out}"
+        )
+
+
+@data.command("show")
+def data_show(
+    what: What = "numerals",
+    assignments: Set = None,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "train",
+    count: Annotated[int, typer.Option("-n", help="How many pairs.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Pairs as the model sees them: text and tokens."""
+    from leadline.data.store import Store, prepare
+
+    with counting("pairs") as progress:
+        store = Store(prepare(_config(what, assignments).data, progress=progress))
+    rows = store.split(split)
+    shown = [rows[i] for i in range(min(count, len(rows)))]
+    name = store.tokenizer.piece
+    texts = [store.tokenizer.decode([side.tolist() for side in pair]) for pair in shown]
+    tokens = [[[name(int(token)) for token in side] for side in pair] for pair in shown]
+    if as_json:
+        _print_json([{"text": text, "tokens": names} for text, names in zip(texts, tokens, strict=True)])
+        return
+    for text, names in zip(texts, tokens, strict=True):
+        for line, pieces in zip(text, names, strict=True):
+            answer.print(line, markup=False)
+            answer.print("    " + " ".join(pieces), style="dim", markup=False)
+        answer.print()
+
+
+def main() -> None:
+    try:
+        app()
+    except UserError as error:
+        _leave(str(error), 2)
+    except Diverged as error:
+        _leave(str(error), 3)
+    except Interrupted as stop:
+        _leave(str(stop), 128 + stop.number)
+    except KeyboardInterrupt:
+        _leave("stopped", 128 + signal.SIGINT)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read stdout has left
+        sys.exit(1)
+    except OSError as error:
+        _leave(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
+
+
+def _leave(message: str, code: int) -> None:
+    print(f"leadline: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Run folders to pictures and tables. Nothing here needs torch."""

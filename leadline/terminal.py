@@ -1,0 +1,134 @@
+"""What a person sees while work goes on. Progress goes to stderr, so that answers on stdout can be piped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from leadline.training.events import Event
+
+screen = Console(stderr=True, highlight=False)
+answer = Console(highlight=False)
+
+TABLE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")  # a space between columns, a rule under the heads
+PLAIN_SECONDS = 10  # between lines where there is no terminal
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=screen,
+    )
+
+
+def _facts(row: dict[str, float]) -> str:
+    if "loss" in row:
+        speed = f"{row['tokens_per_second']:,.0f} tok/s"
+        return f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  grad {row['grad_norm']:.2f}  {speed}"
+    text = f"valid {row['valid_nll']:.3f} nats a token"
+    return text + (f"  BLEU {row['valid_bleu']:.1f}" if "valid_bleu" in row else "")
+
+
+class TrainingView:
+    """A live bar for each training, or plain lines where there is no terminal. Use as an `on_step` function."""
+
+    def __init__(self) -> None:
+        self.bar = _bar() if screen.is_terminal else None
+        self.tasks: dict[str, Any] = {}
+        self.printed: dict[str, float] = {}
+
+    def __enter__(self) -> TrainingView:
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        self.show("", event)
+
+    def show(self, name: str, event: Event) -> None:
+        """`name` tells trainings apart that run side by side."""
+        label = f"{name}: " if name else ""
+        if event.message:
+            screen.print(f"{label}{event.message}", markup=False)
+            return
+        if event.kind == "evaluation" and (self.bar is None or not name):
+            screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}", markup=False)
+        if self.bar:
+            if name not in self.tasks:
+                self.tasks[name] = self.bar.add_task(name or "training", total=event.total, facts="")
+            self.bar.update(self.tasks[name], completed=event.update, total=event.total, facts=_facts(event.row))
+        elif event.kind == "update" and time.monotonic() - self.printed.get(name, 0) >= PLAIN_SECONDS:
+            self.printed[name] = time.monotonic()
+            screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}", markup=False)
+
+
+@contextmanager
+def counting(unit: str) -> Iterator[Any]:
+    """A function (what, done) for work whose end is not known: preparing data."""
+    if not screen.is_terminal:
+        seen: set[str] = set()
+
+        def plain(what: str, done: int) -> None:
+            if what not in seen:
+                seen.add(what)
+                screen.print(f"{what} …", markup=False)
+
+        yield plain
+        return
+    with Progress(
+        TextColumn("{task.description}"),
+        TextColumn("{task.completed:,.0f} " + unit),
+        TimeElapsedColumn(),
+        console=screen,
+    ) as bar:
+        tasks: dict[str, Any] = {}
+
+        def advance(what: str, done: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=None)
+            bar.advance(tasks[what], done)
+
+        yield advance
+
+
+@contextmanager
+def sentences_bar(total: int) -> Iterator[Any]:
+    """A function (done) for translating a known number of sentences."""
+    with Progress(
+        TextColumn("translating"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=screen,
+        disable=not screen.is_terminal,
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Text columns to the left, numbers to the right."""
+    found = Table(title=title, title_justify="left", box=TABLE, show_edge=False, padding=0)
+    for i, column in enumerate(columns):
+        numeric = all(row[i][:1].isdigit() for row in rows if row[i])
+        found.add_column(column, justify="right" if numeric else "left", no_wrap=not numeric)
+    for row in rows:
+        found.add_row(*row)
+    answer.print(found)
