@@ -16,7 +16,7 @@ class Shape:
 
     source: int  # tokens
     target: int
-    sequences: int
+    sequences: int  # sentences; filler comes on top
 
 
 def shape_for(lengths: np.ndarray, batch_tokens: int) -> Shape:

@@ -81,16 +81,19 @@ def pack(
     max_sequences: int,
     pad: int = 0,
 ) -> Pack:
-    """Lay `sequences` end to end in `size` tokens, in groups of `sizes` sequences."""
+    """Lay `sequences` end to end in `size` tokens, in groups of `sizes` sequences.
+
+    `max_sequences` counts those of the filler too; packs that attend to one another need the same.
+    """
     lengths = np.array([len(s) for s in sequences])
     real = int(lengths.sum())
-    if real > size or len(sequences) > max_sequences or lengths.max(initial=0) > max_length:
+    filler = [min(max_length, size - begin) for begin in range(real, size, max_length)]
+    if real > size or len(lengths) + len(filler) > max_sequences or lengths.max(initial=0) > max_length:
         raise ValueError(
             f"{len(sequences)} sequences of {real} tokens, the longest {lengths.max(initial=0)}, do not fit in a pack "
             f"of {max_sequences} sequences and {size} tokens, none longer than {max_length}"
         )
-    filler = [min(max_length, size - begin) for begin in range(real, size, max_length)]
-    all_lengths = np.zeros(max_sequences + -(-size // max_length), dtype=np.int64)  # a fixed shape, whatever is inside
+    all_lengths = np.zeros(max_sequences, dtype=np.int64)  # a fixed shape, whatever is inside
     all_lengths[: len(lengths) + len(filler)] = [*lengths, *filler]
     starts = np.concatenate([[0], np.cumsum(all_lengths)])
     tokens = np.full(size, pad, dtype=np.int64)

@@ -7,7 +7,7 @@ its labels are the target followed by </s>.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,26 @@ class Batch:
         return Batch(source, target, self.labels.to(device, non_blocking=True), self.count)
 
 
+def collate(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shape: batching.Shape, max_length: int) -> Batch:
+    """Pairs of token arrays, the shorter first, as one batch of fixed shape."""
+    source = [np.append(left, EOS) for left, _ in pairs]
+    target = [np.append(BOS, right) for _, right in pairs]
+    sizes = group_sizes([[len(s) for s in source], [len(t) for t in target]])
+    most = shape.sequences + -(-max(shape.source, shape.target) // max_length)  # the filler may need that many more
+    fixed: dict[str, Any] = {"sizes": sizes, "max_length": max_length, "max_sequences": most, "pad": PAD}
+    expected = np.concatenate([np.append(right, EOS) for _, right in pairs])
+    labels = np.full(shape.target, PAD, dtype=np.int64)
+    labels[: len(expected)] = expected
+    packs = pack(source, shape.source, **fixed), pack(target, shape.target, **fixed)
+    return Batch(*packs, torch.from_numpy(labels), len(expected))
+
+
+def loss(model: Transformer, batch: Batch, smoothing: float) -> Tensor:
+    """The label-smoothed loss, summed over the labels."""
+    logits = model.logits(model(batch.source, batch.target))
+    return cross_entropy(logits, batch.labels, smoothing, PAD)[0]
+
+
 class Translation:
     def __init__(self, config: Config, store: Store) -> None:
         if not config.model.encoder_layers or not config.model.decoder_layers:
@@ -69,40 +89,20 @@ class Translation:
         return Transformer(self.store.manifest["vocab_size"], seed=self.config.train.seed, **model)
 
     def collate(self, rows: np.ndarray) -> Batch:
-        return self._collate(self.train, self.rows[rows], self.shape)
+        return self._packed(self.train, self.rows[rows], self.shape)
 
-    def _collate(self, split: Split, rows: np.ndarray, shape: batching.Shape) -> Batch:
-        pairs = [split[int(row)] for row in rows]
-        source = [np.append(left, EOS) for left, _ in pairs]
-        target = [np.append(BOS, right) for _, right in pairs]
-        sizes = group_sizes([[len(s) for s in source], [len(t) for t in target]])
-        fixed: dict[str, Any] = {
-            "sizes": sizes,
-            "max_length": self.config.model.max_length,
-            "max_sequences": shape.sequences,
-            "pad": PAD,
-        }
-        expected = np.concatenate([np.append(right, EOS) for _, right in pairs])
-        labels = np.full(shape.target, PAD, dtype=np.int64)
-        labels[: len(expected)] = expected
-        return Batch(
-            pack(source, shape.source, **fixed),
-            pack(target, shape.target, **fixed),
-            torch.from_numpy(labels),
-            len(expected),
-        )
+    def _packed(self, split: Split, rows: np.ndarray, shape: batching.Shape) -> Batch:
+        return collate([split[int(row)] for row in rows], shape, self.config.model.max_length)
 
     def loss(self, model: Transformer, batch: Batch) -> tuple[Tensor, int]:
-        logits = model.logits(model(batch.source, batch.target))
-        smoothed, _ = cross_entropy(logits, batch.labels, self.config.train.label_smoothing, PAD)
-        return smoothed, batch.count
+        return loss(model, batch, self.config.train.label_smoothing), batch.count
 
     def _valid_batches(self, name: str) -> tuple[Iterator[Batch], int]:
         split = self.store.split(name)
         rows, lengths = self._short_enough(split)
         shape = dataclasses.replace(self.shape, source=max(self.shape.source, int(lengths[:, 0].max(initial=1))))
         plan = batching.plan(lengths, shape, np.arange(len(rows)))
-        return (self._collate(split, rows[chosen], shape) for chosen in plan), len(split) - len(rows)
+        return (self._packed(split, rows[chosen], shape) for chosen in plan), len(split) - len(rows)
 
     @torch.inference_mode()
     def evaluate(self, model: Transformer, split: str, sentences: int = 0) -> dict[str, float]:

@@ -1,0 +1,100 @@
+"""The sentences every contestant trains on, and the contestants' common rules.
+
+Lengths are drawn from a log-normal that fits TED talks (about 24 tokens, a long tail); tokens are random.
+A contestant sees all sentences of the pool once a repeat. Ours in packs of fixed size; peers in padded batches
+sorted by length, which is what costs them least.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+BOS, EOS, PAD = 1, 2, 0
+
+
+@dataclass(frozen=True)
+class Size:
+    name: str
+    layers: int
+    dim: int
+    ffn_dim: int
+    heads: int
+    vocab: int
+    batch_tokens: int
+    batches: int  # packs in the pool
+
+
+SIZES = {
+    "small": Size("small", 3, 64, 128, 2, 1000, 1024, 8),
+    "iwslt14": Size("iwslt14", 6, 512, 1024, 4, 10000, 1024, 4),
+    "iwslt14-gpu": Size("iwslt14-gpu", 6, 512, 1024, 4, 10000, 4096, 8),
+}
+
+
+@dataclass(frozen=True)
+class Pool:
+    pairs: list[tuple[np.ndarray, np.ndarray]]
+    lengths: np.ndarray  # [rows, 2], </s> and <s> included
+
+    @property
+    def target_tokens(self) -> int:
+        return int(self.lengths[:, 1].sum())
+
+
+def make_pool(size: Size, max_length: int = 256) -> Pool:
+    rng = np.random.default_rng(0)
+    pairs, target = [], 0
+    while target < size.batch_tokens * size.batches * 0.99:
+        source_length = int(np.clip(np.exp(rng.normal(2.95, 0.6)), 2, max_length - 2))
+        target_length = int(np.clip(source_length * rng.normal(1.0, 0.15), 2, max_length - 2))
+        pairs.append((rng.integers(4, size.vocab, source_length), rng.integers(4, size.vocab, target_length)))
+        target += target_length + 1
+    return Pool(pairs, np.array([[len(s) + 1, len(t) + 1] for s, t in pairs]))
+
+
+def padded_batches(pool: Pool, count: int) -> list[dict[str, torch.Tensor]]:
+    """The pool sorted by length and cut into `count` padded batches of about as many tokens each."""
+    order = np.argsort(pool.lengths.max(1), kind="stable")
+    edges = np.searchsorted(np.cumsum(pool.lengths[order, 1]), np.linspace(0, pool.target_tokens, count + 1)[1:-1])
+    batches = []
+    for rows in np.split(order, edges):
+        source = _pad([np.append(pool.pairs[i][0], EOS) for i in rows])
+        batches.append(
+            {
+                "source": source,
+                "target": _pad([np.append(BOS, pool.pairs[i][1]) for i in rows]),
+                "labels": _pad([np.append(pool.pairs[i][1], EOS) for i in rows]),
+                "source_padding": source == PAD,
+            }
+        )
+    return batches
+
+
+def _pad(rows: list[np.ndarray]) -> torch.Tensor:
+    longest = max(map(len, rows))
+    return torch.from_numpy(np.stack([np.pad(row, (0, longest - len(row)), constant_values=PAD) for row in rows]))
+
+
+def median_seconds(runs: dict[str, Callable[[], None]], device: torch.device, repeats: int) -> dict[str, float]:
+    """Of one pass over the pool, after one to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats + 1):
+        for name, run in runs.items():
+            _wait(device)
+            started = time.perf_counter()
+            run()
+            _wait(device)
+            if repeat:
+                times[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
