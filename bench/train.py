@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from bench.workload import PAD, Pool, Size, median_seconds, padded_batches
 from leadline.config import OptimConfig
-from leadline.data import batching
 from leadline.kernels import attention
 from leadline.model import Transformer
 from leadline.model.precision import autocast
@@ -28,9 +27,8 @@ def leadline(size: Size, pool: Pool, device: torch.device, precision: str) -> Ca
     sizes = {"encoder_layers": size.layers, "decoder_layers": size.layers, "dim": size.dim, "ffn_dim": size.ffn_dim}
     model = Transformer(size.vocab, heads=size.heads, **sizes).to(device)
     model.use_attention(attention.choose(device, precision, 0.0))
-    shape = batching.shape_for(pool.lengths, size.batch_tokens)
-    plan = batching.epoch_plan(pool.lengths, shape, 1, 0)
-    batches = [collate([pool.pairs[i] for i in rows], shape, model.config.max_length).to(device) for rows in plan]
+    longest = model.config.max_length
+    batches = [collate([pool.pairs[i] for i in rows], pool.shape, longest).to(device) for rows in pool.packs]
 
     def loss(batch: Batch) -> Tensor:
         return translation.loss(model, batch, SMOOTHING) / batch.count

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from leadline.data.batching import Shape, plan, shape_for
+
 BOS, EOS, PAD = 1, 2, 0
 
 
@@ -41,6 +43,8 @@ SIZES = {
 class Pool:
     pairs: list[tuple[np.ndarray, np.ndarray]]
     lengths: np.ndarray  # [rows, 2], </s> and <s> included
+    shape: Shape
+    packs: list[np.ndarray]  # rows of each of our packs; together, all rows
 
     @property
     def target_tokens(self) -> int:
@@ -48,14 +52,18 @@ class Pool:
 
 
 def make_pool(size: Size, max_length: int = 256) -> Pool:
+    """What fills `size.batches` packs out of the middle of a larger corpus, as in training."""
     rng = np.random.default_rng(0)
-    pairs, target = [], 0
-    while target < size.batch_tokens * size.batches * 0.99:
-        source_length = int(np.clip(np.exp(rng.normal(2.95, 0.6)), 2, max_length - 2))
-        target_length = int(np.clip(source_length * rng.normal(1.0, 0.15), 2, max_length - 2))
-        pairs.append((rng.integers(4, size.vocab, source_length), rng.integers(4, size.vocab, target_length)))
-        target += target_length + 1
-    return Pool(pairs, np.array([[len(s) + 1, len(t) + 1] for s, t in pairs]))
+    count = size.batch_tokens * (size.batches + 16) // 20
+    source_lengths = np.clip(np.exp(rng.normal(2.95, 0.6, count)), 2, max_length - 2).astype(int)
+    target_lengths = np.clip(source_lengths * rng.normal(1.0, 0.15, count), 2, max_length - 2).astype(int)
+    lengths = np.stack([source_lengths, target_lengths], 1) + 1
+    shape = shape_for(lengths, size.batch_tokens)
+    chosen = plan(lengths, shape, np.arange(count))[: size.batches]
+    rows = np.concatenate(chosen)
+    pairs = [(rng.integers(4, size.vocab, n), rng.integers(4, size.vocab, m)) for n, m in lengths[rows] - 1]
+    packs = np.split(np.arange(len(rows)), np.cumsum([len(c) for c in chosen])[:-1])
+    return Pool(pairs, lengths[rows], shape, packs)
 
 
 def padded_batches(pool: Pool, count: int) -> list[dict[str, torch.Tensor]]:

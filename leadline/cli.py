@@ -7,7 +7,6 @@ import os
 # Read when torch loads: without it, waiting threads spin and a busy machine slows training down twentyfold.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-import json
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from leadline import config as configuration
 from leadline import recipes
 from leadline.config import Config, ModelConfig
 from leadline.errors import Diverged, Interrupted, UserError
+from leadline.files import to_json
 from leadline.terminal import TrainingView, answer, counting, screen, sentences_bar, table
 
 app = typer.Typer(
@@ -49,7 +49,7 @@ def _config(what: str, assignments: list[str] | None) -> Config:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    print(to_json(value, indent=1))
 
 
 @app.command()
@@ -89,8 +89,8 @@ def demo(
     table("German to English number words, same data, rate and updates", columns, rows)
     answer.print(f"\nThe best ({winner.placement}, warm-up {winner.warmup}) translates:")
     for source, translation in translations:
-        answer.print(f"  {source}  →  {translation}", markup=False)
-    answer.print(f"\nCurves: {folder / 'curves.png'} and {folder / 'curves.csv'}", soft_wrap=True, markup=False)
+        answer.print(f"  {source}  →  {translation}")
+    answer.print(f"\nCurves: {folder / 'curves.png'} and {folder / 'curves.csv'}", soft_wrap=True)
 
 
 @app.command()
@@ -129,9 +129,7 @@ def train(
             soft_wrap=True,
             markup=False,
         )
-        answer.print(
-            f"next: leadline evaluate {folder}, or echo … | leadline translate {folder}", soft_wrap=True, markup=False
-        )
+        answer.print(f"next: leadline evaluate {folder}, or echo … | leadline translate {folder}", soft_wrap=True)
 
 
 @app.command()
@@ -184,10 +182,7 @@ def translate(
     try:
         for asked, translated in chunks:
             for left, right in zip(asked, translated, strict=True):
-                print(
-                    json.dumps({"source": left, "translation": right}, ensure_ascii=False) if as_json else right,
-                    file=out,
-                )
+                print(to_json({"source": left, "translation": right}) if as_json else right, file=out)
             out.flush()
     finally:
         if target:
@@ -261,7 +256,7 @@ def data_prepare(
     if as_json:
         _print_json(facts | {"splits": splits})
         return
-    answer.print(f"{folder}, vocabulary {facts['vocab_size']}", soft_wrap=True, markup=False)
+    answer.print(f"{folder}, vocabulary {facts['vocab_size']}", soft_wrap=True)
     for split, counts in splits.items():
         left_out = f", {counts['empty_left_out']:,} with an empty side left out" if counts["empty_left_out"] else ""
         answer.print(
@@ -292,27 +287,35 @@ def data_show(
         return
     for text, names in zip(texts, tokens, strict=True):
         for line, pieces in zip(text, names, strict=True):
-            answer.print(line, markup=False)
-            answer.print("    " + " ".join(pieces), style="dim", markup=False)
+            answer.print(line, soft_wrap=True)
+            answer.print("    " + " ".join(pieces), style="dim", soft_wrap=True)
         answer.print()
 
 
 def main() -> None:
     try:
-        app()
+        code = app(standalone_mode=False)
+        if code == 128 + signal.SIGINT:  # typer has caught a KeyboardInterrupt
+            _leave("stopped", code)
+        sys.exit(code)
     except UserError as error:
         _leave(str(error), 2)
     except Diverged as error:
         _leave(str(error), 3)
     except Interrupted as stop:
         _leave(str(stop), 128 + stop.number)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # older versions of typer
         _leave("stopped", 128 + signal.SIGINT)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read stdout has left
         sys.exit(1)
     except OSError as error:
         _leave(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
+    except Exception as error:
+        if not hasattr(error, "show"):
+            raise
+        error.show()  # an option or argument that does not exist
+        sys.exit(2)
 
 
 def _leave(message: str, code: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 import typing
 from dataclasses import dataclass, field
@@ -87,10 +88,15 @@ class OptimConfig:
     after_decay: Literal["constant", "inverse_sqrt"] = "constant"  # step: what follows the last decay
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise UserError(f"optim.lr must be above 0, not {self.lr}")
-        if min(self.warmup, self.clip, self.weight_decay, self.momentum) < 0 or self.hold < 1:
-            raise UserError("optim.warmup, clip, weight_decay and momentum must be 0 or more, and optim.hold 1")
+        if not 0 < self.lr < math.inf:
+            raise UserError(f"optim.lr must be a number above 0, not {self.lr}")
+        for name in ("warmup", "clip", "weight_decay", "momentum", "eps"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"optim.{name} must be 0 or more, not {getattr(self, name)}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optim.betas must each be at least 0 and below 1, not {self.betas}")
+        if self.hold < 1:
+            raise UserError(f"optim.hold must be at least 1, not {self.hold}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +124,8 @@ class TrainConfig:
             raise UserError("set train.updates or train.epochs: both are 0, so training would never stop")
         if min(self.batch_tokens, self.accumulate, self.keep, self.log_every) < 1:
             raise UserError("train.batch_tokens, accumulate, keep and log_every must be at least 1")
+        if self.seed < 0:
+            raise UserError(f"train.seed must be 0 or more, not {self.seed}")
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"train.label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
         if min(self.eval_every, self.patience, self.save_every) < 0 or self.bleu_sentences < -1:
@@ -157,7 +165,7 @@ class Config:
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
-        merged[key] = _merge(base[key], value) if isinstance(value, dict) and key in base else value
+        merged[key] = _merge(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
     return merged
 
 
@@ -264,17 +272,16 @@ def _parsed(text: str, hint: Any) -> Any:
 
 
 def to_toml(config: Config) -> str:
-    """Strings are written as JSON, which TOML reads the same."""
+    """Values are written as JSON, which TOML reads the same, but for one character."""
+
+    def line(key: str, value: Any) -> str:
+        return f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+
     values = to_dict(config)
-    lines = [
-        f"{key} = {json.dumps(value, ensure_ascii=False)}"
-        for key, value in values.items()
-        if not isinstance(value, dict)
-    ]
+    lines = [line(key, value) for key, value in values.items() if not isinstance(value, dict)]
     for section, entries in values.items():
         if isinstance(entries, dict):
-            lines += ["", f"[{section}]"]
-            lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entries.items()]
+            lines += ["", f"[{section}]", *(line(key, value) for key, value in entries.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -20,13 +20,17 @@ class Interrupted(Exception):
     """A signal asked training to stop; everything is saved."""
 
     def __init__(self, number: int, folder: Path, update: int) -> None:
-        name = signal.Signals(number).name
-        super().__init__(f"{name} after update {update}: saved; go on with leadline train --resume {folder}")
-        self.number = number
+        super().__init__(number, folder, update)
+        self.number, self.folder, self.update = number, folder, update
+
+    def __str__(self) -> str:
+        name = signal.Signals(self.number).name
+        return f"{name} after update {self.update}: saved; go on with leadline train --resume {self.folder}"
 
 
 def nearest(wrong: str, right: Iterable[str]) -> str:
     """A hint for a name that does not exist: the closest right one, then all of them."""
     names = list(right)
-    close = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]!r}? " if close else "") + f"the choices are {', '.join(names)}"
+    plain = {name.lower().replace("-", "_"): name for name in names}
+    close = difflib.get_close_matches(wrong.lower().replace("-", "_"), plain, n=1, cutoff=0.5)
+    return (f"did you mean {plain[close[0]]!r}? " if close else "") + f"the choices are {', '.join(names)}"

@@ -14,8 +14,9 @@ from rich.table import Table
 
 from leadline.training.events import Event
 
-screen = Console(stderr=True, highlight=False)
-answer = Console(highlight=False)
+# Text is shown as it is: "[bold]" in a sentence is not an instruction.
+screen = Console(stderr=True, highlight=False, markup=False, emoji=False)
+answer = Console(highlight=False, markup=False, emoji=False)
 
 TABLE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")  # a space between columns, a rule under the heads
 PLAIN_SECONDS = 10  # between lines where there is no terminal
@@ -66,17 +67,17 @@ class TrainingView:
         """`name` tells trainings apart that run side by side."""
         label = f"{name}: " if name else ""
         if event.message:
-            screen.print(f"{label}{event.message}", markup=False)
+            screen.print(f"{label}{event.message}")
             return
         if event.kind == "evaluation" and (self.bar is None or not name):
-            screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}", markup=False)
+            screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}")
         if self.bar:
             if name not in self.tasks:
                 self.tasks[name] = self.bar.add_task(name or "training", total=event.total, facts="")
             self.bar.update(self.tasks[name], completed=event.update, total=event.total, facts=_facts(event.row))
         elif event.kind == "update" and time.monotonic() - self.printed.get(name, 0) >= PLAIN_SECONDS:
             self.printed[name] = time.monotonic()
-            screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}", markup=False)
+            screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}")
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def counting(unit: str) -> Iterator[Any]:
         def plain(what: str, done: int) -> None:
             if what not in seen:
                 seen.add(what)
-                screen.print(f"{what} …", markup=False)
+                screen.print(f"{what} …")
 
         yield plain
         return

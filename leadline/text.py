@@ -6,6 +6,7 @@ import gzip
 import lzma
 import queue
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +23,7 @@ def lines_of(path: Path) -> Iterator[str]:
             for line in file:
                 number += 1
                 yield decoded(line, str(path), number)
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"{path} is damaged after line {number}: {error}") from None
 
 

@@ -58,7 +58,7 @@ def load(run: str | Path, which: str = "best", device: str | None = None) -> Tra
     model = Transformer(tokenizer.vocab_size, **configuration.to_dict(config.model))
     name, weights = _weights(folder, which)
     checkpoint.restore_model(model, weights, f"checkpoint {name} of {folder}")
-    on = find_device(device or config.train.device if torch.cuda.is_available() else "cpu")
+    on = find_device(device or (config.train.device if torch.cuda.is_available() else "cpu"))
     if on.type == "cpu" and config.train.precision == "bf16":
         config = config.set(train={"precision": "fp32", "device": "cpu"})  # bf16 is for the GPU it was trained on
     model.use_attention(attention.choose(on, config.train.precision, 0.0))

@@ -151,6 +151,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} is not prepared data ({error}): make it with leadline data prepare") from None
+    if not isinstance(manifest, dict) or "format" not in manifest:
+        raise UserError(f"{folder} is not prepared data: make it with leadline data prepare")
     if manifest["format"] != FORMAT:
         raise UserError(f"{folder} was prepared by another version of leadline: prepare it again")
     return manifest

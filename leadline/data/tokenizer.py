@@ -50,6 +50,7 @@ class Tokenizer:
 
     def __init__(self, bpe: BPE, config: DataConfig) -> None:
         self.bpe, self.config = bpe, config
+        self.bpe.encode_special_tokens = True  # "<pad>" in somebody's text is text
 
     @classmethod
     def load(cls, path: Path, config: DataConfig) -> Tokenizer:

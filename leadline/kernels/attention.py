@@ -89,23 +89,22 @@ def pad(packed: Tensor, pack: Pack) -> Tensor:
 
 def padded(q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: bool, dropout: float = 0.0) -> Tensor:
     """Scaled dot-product attention, one call a group."""
-    q_padded, k_padded, v_padded = pad(q, q_pack), pad(k, k_pack), pad(v, k_pack)
-    results, q_from, k_from = [], 0, 0
-    for q_group, k_group in zip(q_pack.groups, k_pack.groups, strict=True):
-        q_to = q_from + q_group.sequences * q_group.length
-        k_to = k_from + k_group.sequences * k_group.length
-        queries = _heads_first(q_padded[q_from:q_to], q_group.sequences)
-        keys, values = (_heads_first(x[k_from:k_to], k_group.sequences) for x in (k_padded, v_padded))
+    results = []
+    groups = zip(_grouped(q, q_pack), _grouped(k, k_pack), _grouped(v, k_pack), k_pack.groups, strict=True)
+    for queries, keys, values, group in groups:
         # Causal: the padding lies behind every token, so the causal mask hides it already.
-        mask = None if causal or k_group.full else k_group.valid[:, None, None, :]
+        mask = None if causal or group.full else group.valid[:, None, None, :]
         result = F.scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal=causal)
         results.append(result.transpose(1, 2).flatten(0, 1))
-        q_from, k_from = q_to, k_to
-    return _Unpad.apply(torch.cat(results), q_pack.slots, len(q))
+    return _Unpad.apply(torch.cat(results), q_pack.slots, len(q)) if results else torch.zeros_like(q)
 
 
-def _heads_first(x: Tensor, sequences: int) -> Tensor:
-    return x.view(sequences, -1, *x.shape[1:]).transpose(1, 2)
+def _grouped(x: Tensor, pack: Pack) -> list[Tensor]:
+    """[T, H, d] -> a padded [sequences, H, longest, d] for each group."""
+    parts = pad(x, pack).split([g.sequences * g.length for g in pack.groups])
+    return [
+        part.unflatten(0, (g.sequences, g.length)).transpose(1, 2) for part, g in zip(parts, pack.groups, strict=True)
+    ]
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: bool, dropout: float = 0.0) -> Tensor:

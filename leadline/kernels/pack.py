@@ -93,6 +93,8 @@ def pack(
             f"{len(sequences)} sequences of {real} tokens, the longest {lengths.max(initial=0)}, do not fit in a pack "
             f"of {max_sequences} sequences and {size} tokens, none longer than {max_length}"
         )
+    if sum(sizes) != len(sequences):
+        raise ValueError(f"groups of {list(sizes)} do not make {len(sequences)} sequences")
     all_lengths = np.zeros(max_sequences, dtype=np.int64)  # a fixed shape, whatever is inside
     all_lengths[: len(lengths) + len(filler)] = [*lengths, *filler]
     starts = np.concatenate([[0], np.cumsum(all_lengths)])

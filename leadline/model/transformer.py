@@ -48,6 +48,9 @@ class Transformer(nn.Module):
 
     def forward(self, source: Pack | None = None, target: Pack | None = None) -> Tensor:
         """The hidden states at the top of the last stack."""
+        given = (source is not None, target is not None)
+        if given != (self.config.encoder_layers > 0, self.config.decoder_layers > 0):
+            raise ValueError("give a pack to each stack the model has: source to the encoder, target to the decoder")
         memory_SD = self.encode(source) if source is not None else None
         return memory_SD if target is None else self.decode(target, memory_SD, source)  # type: ignore[return-value]
 

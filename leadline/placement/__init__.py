@@ -26,7 +26,7 @@ def find(name: str) -> type[Placement]:
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"the placement {name!r} cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Placement)):
         raise UserError(f"{name!r} is not a subclass of leadline.placement.Placement")

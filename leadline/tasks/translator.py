@@ -51,7 +51,8 @@ class Translator:
         if len(tokens) <= limit:
             return [tokens] if tokens else []
         middle = len(tokens) // 2
-        cut = next((i for i in range(middle, 0, -1) if self.tokenizer.piece(tokens[i]).startswith("▁")), middle)
+        between_words = [i for i in range(1, len(tokens)) if self.tokenizer.piece(tokens[i]).startswith("▁")]
+        cut = min(between_words, key=lambda i: abs(i - middle), default=middle)
         return self._pieces(tokens[:cut]) + self._pieces(tokens[cut:])
 
     def _search(self, sources: list[list[int]], progress: Callable[[int], None]) -> list[Hypothesis]:

@@ -11,6 +11,7 @@ Nothing about random numbers is stored: data order and dropout are functions of 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leadline.errors import UserError
-from leadline.files import sha256, write_json
+from leadline.files import sha256, to_json, write_json
 
 
 @dataclass
@@ -37,7 +38,7 @@ class State:
     seconds: float = 0.0
     tokens: int = 0
     best_update: int = 0
-    best_nll: float = float("inf")
+    best_nll: float | None = None
     stale: int = 0  # evaluations since the best
 
 
@@ -50,7 +51,7 @@ def save(run: Path, state: State, model: nn.Module, optimizer: torch.optim.Optim
         save_file(model_tensors(model), building / "model.safetensors")
         save_file(_optimizer_tensors(model, optimizer), building / "optimizer.safetensors")
         hashes = {path.name: sha256(path) for path in sorted(building.iterdir())}
-        write_json(building / "state.json", asdict(state) | {"sha256": hashes})
+        write_json(building / "state.json", asdict(state) | {"sha256": hashes | {"state": _state_hash(state)}})
         for path in building.iterdir():
             _flush(path)
         shutil.rmtree(folder, ignore_errors=True)
@@ -66,7 +67,7 @@ def save(run: Path, state: State, model: nn.Module, optimizer: torch.optim.Optim
             f"checkpoint {folder.name} cannot be written to {run}: {reason}; earlier checkpoints are untouched: "
             f"make room and go on with leadline train --resume {run}"
         ) from error
-    _prune(run, keep)
+    _prune(run, folder.name, keep)
     return folder
 
 
@@ -92,10 +93,14 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
 
 
+def _state_hash(state: State) -> str:
+    return hashlib.sha256(to_json(asdict(state)).encode()).hexdigest()
+
+
 def names(run: Path) -> list[str]:
-    """Complete checkpoints, oldest first."""
+    """Checkpoints, oldest first."""
     folder = run / "checkpoints"
-    return sorted(p.name for p in folder.glob("[0-9]*") if (p / "state.json").exists()) if folder.is_dir() else []
+    return sorted(p.name for p in folder.glob("[0-9]*")) if folder.is_dir() else []
 
 
 def best(run: Path) -> str | None:
@@ -106,9 +111,12 @@ def best(run: Path) -> str | None:
     return name if name in names(run) else None
 
 
-def _prune(run: Path, keep: int) -> None:
-    for name in names(run)[:-keep]:
-        if name != best(run):
+def _prune(run: Path, newest: str, keep: int) -> None:
+    """Later ones than the newest were found damaged: training went on from before them."""
+    known = names(run)
+    kept = {best(run), *[name for name in known if name <= newest][-keep:]}
+    for name in known:
+        if name not in kept:
             shutil.rmtree(run / "checkpoints" / name, ignore_errors=True)
 
 
@@ -121,12 +129,16 @@ def read(run: Path, name: str) -> tuple[State, dict[str, Tensor], dict[str, Tens
     folder = run / "checkpoints" / name
     try:
         facts = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        for file, expected in facts.pop("sha256").items():
+        hashes = facts.pop("sha256")
+        state = State(**facts)
+        if hashes.pop("state") != _state_hash(state):
+            raise Damaged(f"{folder / 'state.json'} is damaged")
+        for file, expected in hashes.items():
             if sha256(folder / file) != expected:
                 raise Damaged(f"{folder / file} is damaged")
         files = [load_file(folder / f"{kind}.safetensors") for kind in ("model", "optimizer")]
-        return State(**facts), files[0], files[1]
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        return state, files[0], files[1]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise Damaged(f"{folder} is damaged: {error}") from error
 
 

@@ -28,26 +28,27 @@ from leadline.training.step import Result, compile_blocks, make_step
 
 
 def train(
-    config: Config,
-    out: str | Path | None = None,
-    on_step: Sequence[OnStep] = (),
-    progress: Progress | None = None,
+    config: Config, out: str | Path | None = None, on_step: Sequence[OnStep] = (), progress: Progress | None = None
 ) -> Path:
     """Train from the beginning; returns the run folder."""
     folder = Path(out) if out else runs.default_folder(config.model.placement)
-    runs.create(folder, config)
-    return resume(folder, on_step, progress)
+    runs.require_new(folder)
+    return _run(folder, runs.absolute(config), on_step, progress)
 
 
 def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: Progress | None = None) -> Path:
     """Go on with a run from its last checkpoint, to the same weights as if it had never stopped."""
     folder = Path(folder)
-    config = runs.load_config(folder)
+    return _run(folder, runs.load_config(folder), on_step, progress)
+
+
+def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Progress | None) -> Path:
     with runs.locked(folder), runs.watching_signals() as signals:
         store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
-        if signals:
-            raise Interrupted(signals[0], folder, 0)
-        _train(_set_up(folder, config, store, on_step), signals)
+        setup = _set_up(folder, config, store, on_step)  # what cannot work fails here, before anything is written
+        chosen = {"step": config.train.step, "precision": config.train.precision, "attention": setup.attention}
+        runs.describe(folder, config, store, str(setup.device), chosen)
+        _train(setup, signals)
     return folder
 
 
@@ -72,6 +73,7 @@ class Setup:
     task: tasks.Translation
     device: torch.device
     model: Transformer
+    attention: str  # the kernel chosen
     optimizer: torch.optim.Optimizer
     updates_per_epoch: int
     total: int
@@ -90,14 +92,12 @@ def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep
     model.use_attention(kernel)
     if config.train.step == "compiled":
         compile_blocks(model)
-    chosen = {"attention": kernel, "step": config.train.step, "precision": config.train.precision}
-    runs.describe(folder, store, str(device), chosen)
     plan = batching.epoch_plan(task.lengths, task.shape, config.train.seed, 0)
     updates_per_epoch = math.ceil(len(plan) / config.train.accumulate)
     limits = [config.train.updates, config.train.epochs * updates_per_epoch]
     total = min(limit for limit in limits if limit)
     optimizer = optim.optimizer(config.optim, model)
-    return Setup(folder, config, task, device, model, optimizer, updates_per_epoch, total, on_step)
+    return Setup(folder, config, task, device, model, kernel, optimizer, updates_per_epoch, total, on_step)
 
 
 def _restore(setup: Setup) -> State:
@@ -120,7 +120,7 @@ def _train(setup: Setup, signals: list[int]) -> None:
     if setup.task.skipped:
         limit = f"model.max_length={config.model.max_length}"
         setup.tell("message", 0, message=f"{setup.task.skipped} training pairs are longer than {limit} and left out")
-    if _is_last(state, config):
+    if _is_last(state, config) or _gives_up(state, config):
         setup.tell("message", state.update, message="this run is complete: nothing is left to train")
         return
     metrics = runs.Metrics(setup.folder, state.update)
@@ -146,9 +146,9 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
 
         finished = _is_last(state, config)
         evaluates = finished or (state.update % train.eval_every == 0 if train.eval_every else ends_epoch)
-        saves = evaluates or bool(signals) or (train.save_every > 0 and state.update % train.save_every == 0)
+        saves = evaluates or (train.save_every > 0 and state.update % train.save_every == 0)
         logs = evaluates or state.update % train.log_every == 0
-        if logs or saves or setup.device.type == "cpu":  # elsewhere, looking means waiting for the device
+        if logs or setup.device.type == "cpu":  # elsewhere, looking means waiting for the device
             _require_finite(setup, state, result)
         if logs:
             row = since.row(state, result, lr)
@@ -156,14 +156,19 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
             setup.tell("update", state.update, row)
             since = _Since()
         if evaluates:
-            row, gives_up = _evaluate(setup, state)
+            row = _evaluate(setup, state)
             metrics.write(row)
             setup.tell("evaluation", state.update, row)
-            finished = finished or gives_up
+            if _gives_up(state, config) and not finished:
+                message = f"no better validation loss in {state.stale} evaluations: stopping early"
+                setup.tell("message", state.update, message=message)
+                finished = True
             since = _Since()
-        if saves:
+        stops = bool(signals)  # one that comes from here on is seen after the next update
+        if saves or stops:
+            _require_finite(setup, state, result)
             checkpoint.save(setup.folder, state, setup.model, setup.optimizer, train.keep)
-        if signals:
+        if stops:
             raise Interrupted(signals[0], setup.folder, state.update)
         if finished:
             return
@@ -186,6 +191,10 @@ def _is_last(state: State, config: Config) -> bool:
     return 0 < train.updates <= state.update or 0 < train.epochs <= state.epoch
 
 
+def _gives_up(state: State, config: Config) -> bool:
+    return 0 < config.train.patience <= state.stale
+
+
 def _require_finite(setup: Setup, state: State, result: Result) -> None:
     for name, value in (("loss", result.loss), ("gradient norm", result.grad_norm)):
         if not math.isfinite(value):
@@ -197,20 +206,14 @@ def _require_finite(setup: Setup, state: State, result: Result) -> None:
             )
 
 
-def _evaluate(setup: Setup, state: State) -> tuple[dict[str, float], bool]:
-    """Validate: the row to log, and whether patience has run out."""
-    train = setup.config.train
-    found = setup.task.evaluate(setup.model, "valid", train.bleu_sentences)
-    better = found["nll"] < state.best_nll
+def _evaluate(setup: Setup, state: State) -> dict[str, float]:
+    """Validate: the row to log."""
+    found = setup.task.evaluate(setup.model, "valid", setup.config.train.bleu_sentences)
+    better = state.best_nll is None or found["nll"] < state.best_nll
     state.stale = 0 if better else state.stale + 1
     if better:
         state.best_nll, state.best_update = found["nll"], state.update
-    gives_up = 0 < train.patience <= state.stale
-    if gives_up:
-        message = f"no better validation loss in {state.stale} evaluations: stopping early"
-        setup.tell("message", state.update, message=message)
-    row = {"update": state.update, "epoch": state.epoch} | {f"valid_{key}": value for key, value in found.items()}
-    return row, gives_up
+    return {"update": state.update, "epoch": state.epoch} | {f"valid_{key}": value for key, value in found.items()}
 
 
 class _Since:

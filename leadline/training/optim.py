@@ -75,7 +75,7 @@ def schedule(config: OptimConfig, total: int, updates_per_epoch: int) -> Schedul
 
 
 def optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Weight decay (all but SGD's and Adam's decoupled) applies to matrices, not to biases and norms."""
+    """Weight decay applies to matrices, not to biases and norms; AdamW and RAdam decouple it from the gradient."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -85,6 +85,6 @@ def optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
     if config.name == "radam":
-        return torch.optim.RAdam(groups, **adam)
+        return torch.optim.RAdam(groups, **adam, decoupled_weight_decay=True)
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     return kind(groups, **adam, fused=True)

@@ -28,23 +28,18 @@ from leadline import config as configuration
 from leadline.config import Config
 from leadline.data.store import Store
 from leadline.errors import UserError
-from leadline.files import write_json
+from leadline.files import to_json, write_json
 
 
-def create(folder: Path, config: Config) -> None:
-    """A new run; an existing one is never overwritten."""
+def require_new(folder: Path) -> None:
+    """An existing run is never overwritten."""
     if (folder / "config.toml").exists():
         raise UserError(
             f"{folder} holds a run already: go on with leadline train --resume {folder}, or choose another --out"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.toml").write_text(configuration.to_toml(_absolute(config)), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"the run folder {folder} cannot be written: {error.strerror}") from None
 
 
-def _absolute(config: Config) -> Config:
+def absolute(config: Config) -> Config:
     """A folder named relative to here must be found from anywhere."""
     kind, _, rest = config.data.source.partition(":")
     if kind in ("text", "prepared"):
@@ -58,8 +53,10 @@ def load_config(folder: Path) -> Config:
     return configuration.load(folder / "config.toml")
 
 
-def describe(folder: Path, store: Store, device: str, chosen: dict[str, str]) -> None:
-    """Write what the run stands on."""
+def describe(folder: Path, config: Config, store: Store, device: str, chosen: dict[str, str]) -> None:
+    """Write what was asked and what the run stands on."""
+    if not (folder / "config.toml").exists():
+        (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
     packages = ("leadline", "torch", "numpy", "tokenizers", "safetensors", "sacrebleu")
     versions = {"python": platform.python_version()} | {name: _version(name) for name in packages}
     facts: dict[str, Any] = {
@@ -85,7 +82,12 @@ def _version(package: str) -> str:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Two trainings in one folder are refused; the lock goes with the process, however that ends."""
-    with (folder / ".lock").open("w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"the run folder {folder} cannot be written: {error.strerror}") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -128,7 +130,7 @@ class Metrics:
         self.board = _tensorboard(folder / "tensorboard", update)
 
     def write(self, row: dict[str, float]) -> None:
-        self.file.write(json.dumps(row) + "\n")
+        self.file.write(to_json(row) + "\n")
         for key, value in row.items():
             if self.board and key not in ("update", "epoch"):
                 self.board.add_scalar(key, value, row["update"])

@@ -1,0 +1,71 @@
+"""Shared by all tests: data prepared once in a temporary folder, a training of a second, the command line."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from leadline import cli, recipes
+from leadline.config import Config
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where prepared data goes, instead of the user's own cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEADLINE_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Config:
+    """Number words with 1-1 layers: 11 updates an epoch, 20 updates in about a second."""
+    return recipes.numerals().set(
+        model={"encoder_layers": 1, "decoder_layers": 1, "dim": 16, "ffn_dim": 32, "heads": 2, "max_length": 48},
+        data={"size": 300, "vocab_size": 200},
+        train={"updates": 20, "batch_tokens": 512, "eval_every": 10, "log_every": 1, "device": "cpu"},
+    )
+
+
+@pytest.fixture(scope="session")
+def finished(tiny: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of `tiny`, with checkpoints at 10 and 20. To look at, not to change."""
+    from leadline.training.loop import train
+
+    return train(tiny, tmp_path_factory.mktemp("finished") / "run")
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def leadline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """The command line in this process: leadline("train", "numerals", stdin=b"") -> exit code, stdout, stderr."""
+
+    def call(*arguments: object, stdin: bytes = b"") -> Answer:
+        monkeypatch.setattr(sys, "argv", ["leadline", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        code: object = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        assert isinstance(code, int)
+        return Answer(code, *capsys.readouterr())
+
+    return call

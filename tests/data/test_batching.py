@@ -1,0 +1,111 @@
+"""Batches: every row once an epoch, no pack over its size, hardly any room wasted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from leadline.data.batching import Shape, epoch_plan, plan, shape_for
+
+
+def random_lengths(rows: int, longest: int = 60, seed: int = 0) -> np.ndarray:
+    """Like a corpus: the sides of a pair are about as long as each other, and most are short."""
+    rng = np.random.default_rng(seed)
+    target = np.clip(rng.gamma(2.5, 6, rows).astype(np.int64), 1, longest)
+    source = np.clip((target * rng.normal(1.1, 0.2, rows)).astype(np.int64), 1, longest)
+    return np.stack([source, target], 1)
+
+
+def as_lists(batches: list[np.ndarray]) -> list[list[int]]:
+    return [rows.tolist() for rows in batches]
+
+
+# Sizes at which tokens, or the number of sequences, or neither decides when a pack is full.
+SHAPES = [Shape(256, 256, 64), Shape(80, 300, 64), Shape(300, 80, 64), Shape(256, 256, 3), Shape(60, 60, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_every_row_comes_exactly_once_an_epoch(rows: int, shape: Shape) -> None:
+    lengths = random_lengths(rows)
+    for epoch in range(2):
+        batches = epoch_plan(lengths, shape, seed=1, epoch=epoch)
+        assert sorted(np.concatenate(batches)) == list(range(rows))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_pack_is_over_its_size(shape: Shape) -> None:
+    lengths = random_lengths(1000)
+    for rows in epoch_plan(lengths, shape, seed=1, epoch=0):
+        source, target = lengths[rows].sum(0)
+        assert source <= shape.source
+        assert target <= shape.target
+        assert 1 <= len(rows) <= shape.sequences
+
+
+def test_a_row_that_fills_a_pack_exactly_fits() -> None:
+    lengths = np.array([[10, 10], [10, 4], [4, 10], [10, 10]])
+    batches = plan(lengths, Shape(10, 10, 4), range(4))
+    assert sorted(as_lists(batches)) == [[0], [1], [2], [3]]
+
+
+def test_a_row_goes_where_there_is_room() -> None:
+    lengths = np.array([[6, 6], [6, 6], [4, 4], [4, 4]])
+    assert sorted(sorted(rows) for rows in as_lists(plan(lengths, Shape(10, 10, 4), range(4)))) == [[0, 2], [1, 3]]
+
+
+def test_rows_of_a_pack_are_sorted_by_their_longest_side() -> None:
+    lengths = random_lengths(500)
+    for rows in epoch_plan(lengths, Shape(256, 256, 64), seed=0, epoch=0):
+        longest = lengths[rows].max(1)
+        assert (np.diff(longest) >= 0).all()
+
+
+def test_order_is_a_function_of_seed_and_epoch() -> None:
+    lengths, shape = random_lengths(300), Shape(256, 256, 64)
+    orders = {
+        (seed, epoch): as_lists(epoch_plan(lengths, shape, seed, epoch)) for seed in range(3) for epoch in range(3)
+    }
+    np.random.seed(7)
+    np.random.random(3)
+    for (seed, epoch), order in orders.items():
+        assert as_lists(epoch_plan(lengths, shape, seed, epoch)) == order
+    assert len({str(order) for order in orders.values()}) == len(orders)
+    assert len({str(sorted(map(sorted, order))) for order in orders.values()}) == len(orders)  # not just shuffled packs
+
+
+def test_neither_long_rows_nor_full_packs_come_first() -> None:
+    """What is left in the open packs at the end must not be trained on last in every epoch."""
+    lengths, shape = random_lengths(3000), Shape(256, 256, 64)
+    last = [int(lengths[epoch_plan(lengths, shape, 0, epoch)[-1], 1].sum()) for epoch in range(20)]
+    assert np.median(last) > 0.9 * shape.target
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("batch_tokens", [256, 1024])
+def test_packs_are_nine_tenths_full(batch_tokens: int, seed: int) -> None:
+    lengths = random_lengths(5000, seed=seed)
+    shape = shape_for(lengths, batch_tokens)
+    batches = epoch_plan(lengths, shape, seed, epoch=0)
+    assert lengths[:, 1].sum() / (len(batches) * shape.target) > 0.9
+    assert lengths[:, 0].sum() / (len(batches) * shape.source) > 0.9
+
+
+def test_shape_for_has_the_tokens_asked_for_and_source_in_proportion() -> None:
+    shape = shape_for(np.array([[30, 10], [10, 10]]), 1000)
+    assert shape.target == 1000
+    assert shape.source % 16 == 0
+    assert 2000 <= shape.source <= 2000 * 1.02 + 16
+    assert shape.sequences == 250
+
+
+def test_shape_for_has_room_for_the_longest_source() -> None:
+    lengths = np.array([[90, 5], *[[1, 5]] * 100])
+    shape = shape_for(lengths, 16)
+    assert shape.source >= 90
+    assert sorted(np.concatenate(plan(lengths, shape, range(101)))) == list(range(101))
+    assert all(lengths[rows, 0].sum() <= shape.source for rows in plan(lengths, shape, range(101)))
+
+
+def test_shape_for_allows_at_least_one_sequence() -> None:
+    assert shape_for(np.array([[1, 1]]), 1).sequences == 1

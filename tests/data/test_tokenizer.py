@@ -1,0 +1,152 @@
+"""Text to tokens and back."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as StandardTokenizer
+
+from leadline.config import DataConfig
+from leadline.data.tokenizer import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer, clean, learn
+from leadline.errors import UserError
+
+RAW = {
+    "de": "»Größe?«, fragte Jürgen (42) – das kostet 3,50 €; wie viel: 1.000 oder 10/2?",
+    "en": "Don't panic! It's 9:30 a.m., isn't it?   50% of the state-of-the-art \"models\" … [fail].",
+    "fr": "L'été, où êtes-vous allés ? « À la plage », répondit-elle.",
+    "es": "¿Qué pasó? ¡Nada! El niño comió 2 piñas.",
+    "ru": "«Привет», — сказал он. Объём: 5 м³, №7; ёжик.",
+    "uk": "Їжак з’їв п'ять яблук; ґанок — її?",
+    "cs": "Příliš žluťoučký kůň úpěl ďábelské ódy.",
+    "el": "Τι κάνεις; Καλά, ευχαριστώ!",
+}
+MOSES = {
+    "de": 'Er sagte: "Das ist gut", und ging (nach Hause).',
+    "en": "The cats & dogs don't sleep, do they? It's 3.5% more.",
+    "ru": "Привет, мир! Как дела?",
+}
+
+
+def learned(lines: list[str], **changes) -> Tokenizer:
+    """With as many merges as the lines allow."""
+    config = DataConfig(vocab_size=100_000, **changes)
+    cleaned = [clean(line, config, config.source_lang) for line in lines]
+    with pytest.raises(UserError) as error:
+        learn(cleaned, config)
+    most = int(re.findall(r"\d+", str(error.value))[-1])
+    few = most - most // 4  # so that some words are in several pieces
+    return Tokenizer(learn(cleaned, DataConfig(vocab_size=few, **changes)), config)
+
+
+@pytest.fixture(scope="module")
+def raw() -> Tokenizer:
+    return learned([*RAW.values()])
+
+
+def normalised(line: str) -> str:
+    return re.sub(r"\s+", " ", unicodedata.normalize("NFC", line)).strip()
+
+
+@pytest.mark.parametrize("language", RAW)
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_raw_text_comes_back_normalised(raw: Tokenizer, language: str, form: str) -> None:
+    line = f"  {unicodedata.normalize(form, RAW[language])}\t"
+    assert raw.decode(raw.encode([line], language)) == [normalised(line)]
+
+
+def test_words_are_in_several_pieces(raw: Tokenizer) -> None:
+    (tokens,) = raw.encode([RAW["cs"]], "cs")
+    assert len(tokens) > len(RAW["cs"].split()) + 1
+
+
+def test_each_line_of_a_batch_is_encoded_as_if_alone(raw: Tokenizer) -> None:
+    lines = [*RAW.values(), "", "a"]
+    together = raw.encode(lines, "en")
+    assert together == [raw.encode([line], "en")[0] for line in lines]
+    assert raw.decode(together) == [raw.decode([tokens])[0] for tokens in together]
+
+
+def test_spaces_of_every_kind_separate_words_and_an_empty_line_has_no_tokens(raw: Tokenizer) -> None:
+    tokens = raw.encode(["Привет мир", "\u2028Привет \t\u00a0мир\r", "", " \u3000\n"], "ru")
+    assert tokens[0] == tokens[1] != []
+    assert tokens[2:] == [[], []]
+
+
+def test_raw_text_keeps_punctuation_apart_and_tokenised_text_does_not() -> None:
+    lines = ["dog, cat, dog, cat, cow."] * 3
+    for text, whole in (("raw", False), ("tokenized", True)):
+        config = DataConfig(vocab_size=22, text=text)
+        vocabulary = learn(lines, config).get_vocab()
+        assert any(re.search(r"\w[,.]", piece) for piece in vocabulary) == whole
+
+
+def test_special_tokens_have_their_ids(raw: Tokenizer) -> None:
+    assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
+    assert [raw.piece(token) for token in (PAD, BOS, EOS, UNK)] == SPECIAL == ["<pad>", "<s>", "</s>", "<unk>"]
+    (tokens,) = raw.encode(["Don't panic!"], "en")
+    assert min(tokens) > UNK  # neither begin nor end is added
+    assert raw.decode([[BOS, *tokens, EOS, PAD]]) == ["Don't panic!"]
+
+
+def test_an_unknown_character_is_unk_and_the_rest_comes_back(raw: Tokenizer) -> None:
+    (tokens,) = raw.encode(["panic 漢 panic"], "en")
+    assert tokens.count(UNK) == 1
+    assert normalised(raw.decode([tokens])[0]) == "panic panic"
+
+
+@pytest.mark.parametrize("markup", SPECIAL)
+def test_text_that_looks_like_a_special_token_is_text(markup: str) -> None:
+    lines = [f"a {markup} b", "<pads> </s> <unk> <s>"]
+    tokenizer = learned(lines)
+    tokens = tokenizer.encode(lines, "en")
+    assert min(min(t) for t in tokens) > UNK
+    assert tokenizer.decode(tokens) == lines
+
+
+def test_the_file_is_a_standard_tokenizer(raw: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    raw.bpe.save(str(path))
+    standard = StandardTokenizer.from_file(str(path))
+    again = Tokenizer.load(path, raw.config)
+    for language, line in RAW.items():
+        (tokens,) = raw.encode([line], language)
+        assert standard.encode(normalised(line)).ids == tokens == again.encode([line], language)[0]
+        assert standard.decode(tokens) == normalised(line) == again.decode([tokens])[0]
+    assert [standard.token_to_id(token) for token in SPECIAL] == [PAD, BOS, EOS, UNK]
+    assert standard.get_vocab_size() == again.vocab_size == raw.vocab_size
+
+
+@pytest.mark.parametrize("language", MOSES)
+def test_moses_text_is_tokenised_and_detokenised(language: str) -> None:
+    tokenizer = learned([MOSES[language]], text="moses", source_lang=language, target_lang=language)
+    (written,) = tokenizer.decode(tokenizer.encode([MOSES[language]], language))
+    assert written == clean(MOSES[language], tokenizer.config, language)
+    assert len(written.split()) > len(MOSES[language].split())  # punctuation stands alone
+    assert tokenizer.detokenize(written) == MOSES[language]
+
+
+def test_moses_tokenises_as_the_moses_scripts_do() -> None:
+    config = DataConfig(text="moses")
+    assert clean("The cat's “here”, isn't it?", config, "en") == "The cat &apos;s &quot; here , &quot; isn &apos;t it ?"
+
+
+def test_tokenised_text_is_left_alone_until_it_is_detokenised() -> None:
+    line = "er sagte : &quot; gut , &quot; und ging ."
+    tokenizer = learned([line], text="tokenized", target_lang="en")
+    assert tokenizer.decode(tokenizer.encode([line], "de")) == [line]
+    assert tokenizer.detokenize(line) == 'er sagte: "gut," und ging.'
+
+
+def test_raw_text_needs_no_detokenising(raw: Tokenizer) -> None:
+    assert raw.detokenize("a , b &quot; c") == "a , b &quot; c"
+
+
+@pytest.mark.parametrize("text", ["raw", "moses", "tokenized"])
+def test_lowercase_applies_to_every_kind_of_text(text: str) -> None:
+    line = "Das IST ÄRGERLICH Привет"
+    tokenizer = learned([line], text=text, lowercase=True)
+    assert tokenizer.decode(tokenizer.encode([line], "de")) == ["das ist ärgerlich привет"]
+    assert clean(line, DataConfig(text=text), "de") == line

@@ -1,0 +1,179 @@
+"""What every placement owes the model, at any depth and in every architecture: one body over the whole table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from leadline.config import to_dict
+from leadline.kernels.pack import Pack, pack
+from leadline.model import Transformer
+from leadline.model.layers import Embedding, Linear
+from leadline.placement import PLACEMENTS
+from leadline.training.checkpoint import model_tensors, restore_model
+
+VOCAB, DIM, FFN = 50, 16, 32
+SOURCE, TARGET = [6, 3, 9], [4, 8, 5]  # tokens of each sentence
+ARCHITECTURES = {"encoder-only": (1, 0), "decoder-only": (0, 1), "encoder-decoder": (1, 1)}
+
+# Xavier's sqrt(2 / (inputs + outputs)) of each role's own matrix; 1/sqrt(D) for embeddings
+BASE_STD = {
+    **dict.fromkeys(("q", "k", "v", "out"), (2 / (16 + 16)) ** 0.5),
+    **dict.fromkeys(("ffn_in", "ffn_out"), (2 / (16 + 32)) ** 0.5),
+    "embed": 1 / 4,
+}
+
+
+def build(placement: str, architecture: str, depth: int, seed: int = 1) -> Transformer:
+    encoder, decoder = ARCHITECTURES[architecture]
+    model = Transformer(
+        VOCAB,
+        seed=seed,
+        placement=placement,
+        encoder_layers=encoder * depth,
+        decoder_layers=decoder * depth,
+        dim=DIM,
+        ffn_dim=FFN,
+        heads=2,
+        max_length=12,
+    )
+    return model.eval()
+
+
+def draw(lengths: list[int]) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, VOCAB - 1, n) for n in lengths]
+
+
+def packed(tokens: list[np.ndarray]) -> Pack:
+    return pack(tokens, sum(map(len, tokens)) + 3, [2, 1], 12, len(tokens) + 1)
+
+
+def changed(tokens: list[np.ndarray], sentence: int, position: int) -> list[np.ndarray]:
+    """A copy with another token in one place."""
+    copies = [t.copy() for t in tokens]
+    copies[sentence][position] += 1
+    return copies
+
+
+@torch.no_grad()
+def hidden(model: Transformer, source: list[np.ndarray], target: list[np.ndarray]) -> list[Tensor]:
+    """The model's output for each sentence, on one pack."""
+    sides = {"source": source} if model.config.encoder_layers else {}
+    sides |= {"target": target} if model.config.decoder_layers else {}
+    out = model(**{side: packed(tokens) for side, tokens in sides.items()})
+    lengths = [len(t) for t in (target if "target" in sides else source)]
+    return list(out[: sum(lengths)].split(lengths))
+
+
+def is_finite(model: Transformer) -> None:
+    outputs = torch.cat(hidden(model, draw(SOURCE), draw(TARGET)))
+    assert outputs.isfinite().all()
+    assert outputs.std() > 0.01
+
+
+def is_causal(model: Transformer) -> None:
+    source, target = draw(SOURCE), draw(TARGET)
+    before = hidden(model, source, target)
+    for t in (0, 3, 7):
+        after = hidden(model, source, changed(target, 1, t))
+        assert torch.equal(after[1][:t], before[1][:t])
+        assert not torch.equal(after[1][t:], before[1][t:])
+
+
+def is_isolated(model: Transformer) -> None:
+    """Another token in the middle sentence, on either side, reaches that sentence only."""
+    source, target = draw(SOURCE), draw(TARGET)
+    before = hidden(model, source, target)
+    variants = [(changed(source, 1, 0), target)] if model.config.encoder_layers else []
+    variants += [(source, changed(target, 1, 0))] if model.config.decoder_layers else []
+    for variant in variants:
+        after = hidden(model, *variant)
+        assert torch.equal(after[0], before[0])
+        assert torch.equal(after[2], before[2])
+        assert not torch.equal(after[1], before[1])
+
+
+def survives_a_file(model: Transformer, file: Path) -> None:
+    save_file(model_tensors(model), file)
+    other = Transformer(VOCAB, seed=2, **to_dict(model.config)).eval()
+    restore_model(other, load_file(file), str(file))
+    for (name, parameter), (other_name, restored) in zip(
+        model.named_parameters(remove_duplicate=False), other.named_parameters(remove_duplicate=False), strict=True
+    ):
+        assert name == other_name
+        assert torch.equal(parameter, restored), name
+    sides = draw(SOURCE), draw(TARGET)
+    assert torch.equal(torch.cat(hidden(model, *sides)), torch.cat(hidden(other, *sides)))
+
+
+def starts_as_its_gains_say(model: Transformer) -> None:
+    """The std of a role, measured on all its weights in a stack, is the base std times the placement's gain."""
+    placement = PLACEMENTS[model.config.placement]
+    scaled: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
+    for stack in ("encoder", "decoder"):
+        for block in getattr(getattr(model, stack, None), "blocks", []):
+            for connection, sublayer in block.connections():
+                assert connection.site.stack == stack
+                for linear in (m for m in sublayer.modules() if isinstance(m, Linear)):
+                    for role, part in zip(linear.roles, linear.weight.chunk(len(linear.roles)), strict=True):
+                        std = BASE_STD[role] * placement.gain(role, connection.site)
+                        if std:
+                            scaled[stack, role].append(part / std)
+                        else:
+                            assert not part.any()
+    foot = (model.encoder if model.config.encoder_layers else model.decoder).blocks[0].attn_residual.site
+    for module in model.modules():
+        if isinstance(module, Embedding):
+            scaled["embed", "embed"].append(module.weight / (BASE_STD["embed"] * placement.gain("embed", foot)))
+
+    for (stack, role), parts in scaled.items():
+        weights = torch.cat([part.detach().flatten() for part in parts])
+        n = len(weights)
+        # The std of n normal draws is itself normal with relative std 1/sqrt(2n), their mean with 1/sqrt(n).
+        assert float(weights.square().mean().sqrt()) == pytest.approx(1, abs=5 / (2 * n) ** 0.5), (stack, role)
+        assert float(weights.mean()) == pytest.approx(0, abs=5 / n**0.5), (stack, role)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            assert not module.bias.any()
+        elif isinstance(module, nn.LayerNorm):
+            assert not module.bias.any()
+            assert (module.weight == 1).all()
+
+
+@pytest.mark.parametrize("depth", [2, 12, 100])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_placement_keeps_its_promises(placement: str, architecture: str, depth: int, tmp_path: Path) -> None:
+    model = build(placement, architecture, depth)
+    starts_as_its_gains_say(model)
+    is_finite(model)
+    is_isolated(model)
+    if architecture != "encoder-only":
+        is_causal(model)
+    survives_a_file(model, tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_seed_gives_the_same_weights_and_another_seed_others(placement: str) -> None:
+    one, again, other = (model_tensors(build(placement, "encoder-decoder", 2, seed)) for seed in (1, 1, 2))
+    assert one.keys() == again.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], again[name]), name
+        if one[name].dim() > 1 and one[name].any():
+            assert not torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_sites_are_numbered_through_their_stack_and_know_the_depth(placement: str) -> None:
+    model = Transformer(VOCAB, placement=placement, encoder_layers=3, decoder_layers=2, dim=DIM, ffn_dim=FFN, heads=2)
+    for stack, count in ((model.encoder, 3 * 2), (model.decoder, 2 * 3)):
+        sites = [connection.site for block in stack.blocks for connection, _ in block.connections()]
+        assert [site.index for site in sites] == list(range(count))
+        assert {(site.dim, site.encoder_layers, site.decoder_layers) for site in sites} == {(DIM, 3, 2)}

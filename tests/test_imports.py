@@ -1,0 +1,80 @@
+"""Dependencies point one way, and what needs no torch does not load it."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import leadline
+
+PACKAGE = Path(leadline.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# A part of the package, and the parts it must not know of.
+MUST_NOT_IMPORT = {
+    "placement": {"model", "data", "tasks", "training"},
+    "kernels": {"model", "data", "tasks", "training"},
+    "model": {"data", "tasks", "training"},
+    "data": {"model", "tasks", "training"},
+    "tasks": {"training"},
+    "training": {"trained", "demo", "cli", "terminal", "report"},
+    "report": {"model", "data", "tasks", "training", "kernels", "placement"},
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of all modules a file imports, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are written in full"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def parts(names: set[str]) -> set[str]:
+    """leadline.model.block.Block -> model"""
+    return {name.split(".")[1] for name in names if name.startswith("leadline.")}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_by(part: str) -> set[str]:
+    files = [path for path in FILES if part_of(path) == part]
+    assert files, f"leadline has no {part}"
+    return set().union(*(imported(path) for path in files))
+
+
+@pytest.mark.parametrize("part", ["config", "errors"])
+def test_config_and_errors_stand_on_nothing(part: str) -> None:
+    assert parts(imported_by(part)) <= {"errors"}
+
+
+@pytest.mark.parametrize("part", MUST_NOT_IMPORT)
+def test_a_part_does_not_know_of_those_above_it(part: str) -> None:
+    assert parts(imported_by(part)) & MUST_NOT_IMPORT[part] == set()
+
+
+def test_no_part_depends_on_itself_through_others() -> None:
+    all_parts = {part_of(path) for path in FILES} - {"__init__"}
+    graph = {part: parts(imported_by(part)) - {part} for part in all_parts}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_reports_name_no_torch() -> None:
+    assert not any(name.split(".")[0] == "torch" for name in imported_by("report"))
+
+
+def test_reports_and_the_command_line_load_no_torch() -> None:
+    program = "import sys, leadline.report.figures, leadline.cli; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
