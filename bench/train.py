@@ -26,7 +26,7 @@ SMOOTHING = 0.1
 def leadline(size: Size, pool: Pool, device: torch.device, precision: str) -> Callable[[], None]:
     sizes = {"encoder_layers": size.layers, "decoder_layers": size.layers, "dim": size.dim, "ffn_dim": size.ffn_dim}
     model = Transformer(size.vocab, heads=size.heads, **sizes).to(device)
-    model.use_attention(attention.choose(device, precision, 0.0))
+    model.use_attention(attention.choose(device, precision, size.dim // size.heads, 0.0))
     longest = model.config.max_length
     batches = [collate([pool.pairs[i] for i in rows], pool.shape, longest).to(device) for rows in pool.packs]
 

@@ -48,6 +48,10 @@ class ModelConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"model.{name} must be at least 0 and below 1, not {getattr(self, name)}")
 
+    @property
+    def head_width(self) -> int:
+        return self.dim // self.heads
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:

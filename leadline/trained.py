@@ -61,7 +61,7 @@ def load(run: str | Path, which: str = "best", device: str | None = None) -> Tra
     on = find_device(device or (config.train.device if torch.cuda.is_available() else "cpu"))
     if on.type == "cpu" and config.train.precision == "bf16":
         config = config.set(train={"precision": "fp32", "device": "cpu"})  # bf16 is for the GPU it was trained on
-    model.use_attention(attention.choose(on, config.train.precision, 0.0))
+    model.use_attention(attention.choose(on, config.train.precision, config.model.head_width, 0.0))
     return Trained(config, model.to(on).eval(), tokenizer, name)
 
 

@@ -37,7 +37,7 @@ class Stepper:
             k, v = block.cross.split(block.cross.kv(memory_SD), 2)  # type: ignore[union-attr, operator]
             keys, values = (pad(x, source).view(sentences, -1, *x.shape[1:]).transpose(1, 2) for x in (k, v))
             self.memories.append(Memory(keys, values, source.groups[0].valid[:, None, None, :]))
-            empty = keys.new_zeros(sentences * beams, config.heads, longest, config.dim // config.heads)
+            empty = keys.new_zeros(sentences * beams, config.heads, longest, config.head_width)
             self.caches.append(Cache(empty, empty.clone()))
 
     def __call__(self, tokens_N: Tensor) -> Tensor:

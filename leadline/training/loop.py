@@ -88,7 +88,7 @@ def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep
     task = tasks.find(config.task)(config, store)
     device = find_device(config.train.device)
     model = task.build_model().to(device)
-    kernel = attention.choose(device, config.train.precision, config.model.attention_dropout)
+    kernel = attention.choose(device, config.train.precision, config.model.head_width, config.model.attention_dropout)
     model.use_attention(kernel)
     if config.train.step == "compiled":
         compile_blocks(model)

@@ -25,7 +25,7 @@ SPLITS = ("train", "valid", "test")
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "SHARD_TOKENS", 200)
-    monkeypatch.setattr(store, "CHUNK", 8)
+    monkeypatch.setattr(store, "CHUNK", 2)
 
 
 def encoded(opened: Store, config: DataConfig, split: str) -> list[tuple[list[int], list[int]]]:
@@ -68,7 +68,7 @@ def test_tokens_come_back_from_several_shards(corpus) -> None:
     opened = Store(prepare(config))
     sizes = [len(tokens) for tokens in opened.split("train").tokens]
     assert len(sizes) == opened.manifest["splits"]["train"]["shards"] > 3
-    assert all(200 <= size < 600 for size in sizes[:-1])
+    assert all(200 <= size < 400 for size in sizes[:-1])
     for split in SPLITS:
         assert rows(opened, split) == encoded(opened, config, split)
 

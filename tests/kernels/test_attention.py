@@ -196,17 +196,21 @@ def test_flash_refuses_dropout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "precision", "dropout", "expected"),
+    ("device", "precision", "head_width", "dropout", "expected"),
     [
-        ("cuda", "bf16", 0.0, "flash"),
-        ("cuda", "bf16", 0.1, "padded"),
-        ("cuda", "fp32", 0.0, "padded"),
-        ("cpu", "bf16", 0.0, "padded"),
-        ("cpu", "fp32", 0.0, "padded"),
+        ("cuda", "bf16", 64, 0.0, "flash"),
+        ("cuda", "bf16", 64, 0.1, "padded"),
+        ("cuda", "bf16", 12, 0.0, "padded"),
+        ("cuda", "bf16", 264, 0.0, "padded"),
+        ("cuda", "fp32", 64, 0.0, "padded"),
+        ("cpu", "bf16", 64, 0.0, "padded"),
+        ("cpu", "fp32", 64, 0.0, "padded"),
     ],
 )
-def test_flash_is_chosen_only_where_it_can_run(device: str, precision: str, dropout: float, expected: str) -> None:
-    assert choose(torch.device(device), precision, dropout) == expected
+def test_flash_is_chosen_only_where_it_can_run(
+    device: str, precision: str, head_width: int, dropout: float, expected: str
+) -> None:
+    assert choose(torch.device(device), precision, head_width, dropout) == expected
 
 
 def tiny() -> Transformer:
