@@ -34,7 +34,7 @@ class Size:
 
 SIZES = {
     "small": Size("small", 3, 64, 128, 2, 1000, 1024, 8),
-    "iwslt14": Size("iwslt14", 6, 512, 1024, 4, 10000, 1024, 4),
+    "iwslt14": Size("iwslt14", 6, 512, 1024, 4, 10000, 1024, 6),
     "iwslt14-gpu": Size("iwslt14-gpu", 6, 512, 1024, 4, 10000, 4096, 8),
 }
 

@@ -112,6 +112,7 @@ def _train_all(
 
 def _import_torch(threads: int) -> None:
     import torch
+    import torch._dynamo  # every optimizer loads it, and it takes as long as torch itself
 
     import leadline.trained  # noqa: F401
 

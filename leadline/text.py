@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import lzma
 import queue
@@ -22,7 +23,7 @@ def lines_of(path: Path) -> Iterator[str]:
         with opener(path, "rb") as file:
             for line in file:
                 number += 1
-                yield decoded(line, str(path), number)
+                yield decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, str(path), number)
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"{path} is damaged after line {number}: {error}") from None
 

@@ -38,7 +38,7 @@ def plan(lengths: np.ndarray, shape: Shape, order: Sequence[int] | np.ndarray) -
             rows, room = found
         else:
             if len(open_packs) == OPEN_PACKS:
-                fullest = min(range(OPEN_PACKS), key=lambda i: min(open_packs[i][1][:2]))
+                fullest = min(range(OPEN_PACKS), key=lambda i: min(open_packs[i][1]))
                 batches.append(open_packs.pop(fullest)[0])
             rows, room = [], [shape.source, shape.target, shape.sequences]
             open_packs.append((rows, room))

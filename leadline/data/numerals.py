@@ -114,14 +114,14 @@ def pairs(source: str, target: str, split: str, size: int, seed: int = 0) -> Ite
     _require("target language", target, LANGUAGES)
     _require("split", split, SPLITS)
     if source == target:
-        raise ValueError(f"Source and target are both {source!r}, but a pair needs two different languages.")
+        raise ValueError(f"Source and target are both {source!r}, but a pair needs two different languages")
     return _pairs(source, target, split, size, Random(f"{seed}:{split}:{source}:{target}"))
 
 
 def _require(what: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         nearest = get_close_matches(value, choices, n=1, cutoff=0)[0]
-        raise ValueError(f"Unknown {what} {value!r}, the nearest is {nearest!r} of {', '.join(choices)}.")
+        raise ValueError(f"Unknown {what} {value!r}, the nearest is {nearest!r} of {', '.join(choices)}")
 
 
 def _pairs(source: str, target: str, split: str, size: int, rng: Random) -> Iterator[tuple[str, str]]:

@@ -53,10 +53,10 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
     key = hashlib.sha256(
         json.dumps([FORMAT, configuration.to_dict(config) | {"source": ""}, source.fingerprint()]).encode()
     ).hexdigest()
-    folder = out or cache_folder() / f"{config.source_lang}-{config.target_lang}-{key[:16]}"
+    folder = out.resolve() if out else cache_folder() / f"{config.source_lang}-{config.target_lang}-{key[:16]}"
     if (folder / "manifest.json").exists() and _manifest(folder)["key"] == key:
         return folder
-    if out and folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
+    if out and folder.exists() and not (folder / "manifest.json").exists() and not _is_empty_folder(folder):
         raise UserError(f"{folder} exists and is not prepared data: choose another folder")
     building = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(building, ignore_errors=True)
@@ -64,10 +64,17 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
     try:
         _build(building, config, source, key, progress)
         shutil.rmtree(folder, ignore_errors=True)
-        building.rename(folder)
+        with contextlib.suppress(OSError):  # another process may have prepared the same data meanwhile
+            building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+    if _manifest(folder)["key"] != key:
+        raise UserError(f"{folder} was changed by another process while it was being prepared: prepare it again")
     return folder
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def _build(folder: Path, config: DataConfig, source: Source, key: str, progress: Progress) -> None:
@@ -151,7 +158,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} is not prepared data ({error}): make it with leadline data prepare") from None
-    if not isinstance(manifest, dict) or "format" not in manifest:
+    if not isinstance(manifest, dict) or not {"format", "key", "data", "splits", "vocab_size"} <= manifest.keys():
         raise UserError(f"{folder} is not prepared data: make it with leadline data prepare")
     if manifest["format"] != FORMAT:
         raise UserError(f"{folder} was prepared by another version of leadline: prepare it again")
@@ -197,8 +204,11 @@ class Store:
             raise UserError(f"{self.folder} has no {name} split, only {', '.join(self.manifest['splits'])}")
         shards = range(self.manifest["splits"][name]["shards"])
         paths = [self.folder / f"{name}-{shard:05d}" for shard in shards]
-        ends = [np.load(f"{path}.ends.npy", mmap_mode="r") for path in paths]
-        tokens = [np.load(f"{path}.tokens.npy", mmap_mode="r") for path in paths]
+        try:
+            ends = [np.load(f"{path}.ends.npy", mmap_mode="r") for path in paths]
+            tokens = [np.load(f"{path}.tokens.npy", mmap_mode="r") for path in paths]
+        except (OSError, ValueError) as error:
+            raise UserError(f"the {name} shards in {self.folder} are damaged ({error}): prepare them again") from None
         return Split(tokens, ends, np.cumsum([0, *(len(e) for e in ends)]))
 
     def sentences(self, name: str) -> list[Pair]:

@@ -54,7 +54,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, config: DataConfig) -> Tokenizer:
-        return cls(BPE.from_file(str(path)), config)
+        try:
+            return cls(BPE.from_file(str(path)), config)
+        except Exception as error:  # the library raises nothing more specific
+            raise UserError(f"{path} is not a tokenizer: {error}") from None
 
     @property
     def vocab_size(self) -> int:

@@ -18,7 +18,7 @@ def numerals() -> Config:
             max_length=96,
         ),
         data=DataConfig(source="builtin:numerals", vocab_size=1000, size=20000),
-        optim=OptimConfig(name="adam", lr=5e-3, schedule="linear", warmup=0),
-        train=TrainConfig(updates=420, batch_tokens=1024, label_smoothing=0.0, eval_every=60),
+        optim=OptimConfig(name="adam", lr=6e-3, schedule="linear", warmup=0),
+        train=TrainConfig(updates=380, batch_tokens=1024, label_smoothing=0.0, eval_every=76),
         decode=DecodeConfig(beam=1),
     )

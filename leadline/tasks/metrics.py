@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,5 +39,5 @@ def corpus_scores(outputs: Sequence[str], references: Sequence[str], tokenizer: 
 
 
 def _same(written: str, expected: str, lowercase: bool) -> bool:
-    written, expected = " ".join(written.split()), " ".join(expected.split())
-    return written == (expected.lower() if lowercase else expected)
+    expected = " ".join(unicodedata.normalize("NFC", expected).split())
+    return " ".join(written.split()) == (expected.lower() if lowercase else expected)

@@ -2,14 +2,14 @@
 
     checkpoints/00000300/model.safetensors
     checkpoints/00000300/optimizer.safetensors     "weight name/state name"
-    checkpoints/00000300/state.json                where training stands, and the hashes of the two files
-    checkpoints/best.json                          which of them has the lowest validation loss
+    checkpoints/00000300/state.json                where training stands, which checkpoint is the best, hashes
 
 Nothing about random numbers is stored: data order and dropout are functions of (seed, update).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -57,8 +57,6 @@ def save(run: Path, state: State, model: nn.Module, optimizer: torch.optim.Optim
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
         _flush(folder.parent)
-        if state.best_update == state.update:
-            write_json(folder.parent / "best.json", {"checkpoint": folder.name, "nll": state.best_nll})
     except (OSError, SafetensorError) as error:
         shutil.rmtree(building, ignore_errors=True)
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
@@ -104,11 +102,14 @@ def names(run: Path) -> list[str]:
 
 
 def best(run: Path) -> str | None:
-    try:
-        name = json.loads((run / "checkpoints" / "best.json").read_text())["checkpoint"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return name if name in names(run) else None
+    """The one with the lowest validation loss, as the newest says."""
+    known = names(run)
+    for name in reversed(known):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            state = json.loads((run / "checkpoints" / name / "state.json").read_text(encoding="utf-8"))
+            found = f"{state['best_update']:08d}"
+            return found if found in known else None
+    return None
 
 
 def _prune(run: Path, newest: str, keep: int) -> None:

@@ -279,3 +279,9 @@ class TestHuggingFace:
     def test_without_the_library_says_what_to_install(self, tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
         assert "pip install 'leadline[datasets]'" in refusal(self.config(tmp_path))
+
+
+def test_a_byte_order_mark_is_not_text(write) -> None:
+    folder = write({"train.de": b"\xef\xbb\xbfeins\n", "train.en": ["one"], "valid.de": ["x"], "valid.en": ["y"]})
+    config = DataConfig(source=f"text:{folder}")
+    assert list(open_source(config).pairs("train")) == [("eins", "one")]

@@ -329,3 +329,25 @@ def test_a_vocabulary_too_small_is_refused_with_one_that_works(corpus) -> None:
     assert needed
     works = dataclasses.replace(config, vocab_size=int(needed[1]) + 1)
     assert Store(prepare(works)).tokenizer.vocab_size == works.vocab_size
+
+
+@pytest.mark.parametrize("damage", ["truncate", "delete"])
+def test_damaged_shards_are_one_sentence(corpus, damage: str) -> None:
+    folder = prepare(corpus())
+    shard = folder / "train-00000.tokens.npy"
+    shard.write_bytes(shard.read_bytes()[:50]) if damage == "truncate" else shard.unlink()
+    with pytest.raises(UserError, match=r"train shards .* are damaged"):
+        Store(folder).split("train")
+
+
+def test_a_damaged_tokenizer_is_one_sentence(corpus) -> None:
+    folder = prepare(corpus())
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer"):
+        Store(folder)
+
+
+def test_a_file_is_not_a_folder_to_prepare_into(corpus, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert "choose another folder" in refusal(corpus(), tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
