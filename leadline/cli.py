@@ -89,7 +89,7 @@ def demo(
     table("German to English number words, same data, rate and updates", columns, rows)
     answer.print(f"\nThe best ({winner.placement}, warm-up {winner.warmup}) translates:")
     for source, translation in translations:
-        answer.print(f"  {source}  →  {translation}")
+        answer.print(f"  {source}  →  {translation}", soft_wrap=True)
     answer.print(f"\nCurves: {folder / 'curves.png'} and {folder / 'curves.csv'}", soft_wrap=True)
 
 

@@ -67,17 +67,17 @@ class TrainingView:
         """`name` tells trainings apart that run side by side."""
         label = f"{name}: " if name else ""
         if event.message:
-            screen.print(f"{label}{event.message}")
+            screen.print(f"{label}{event.message}", soft_wrap=True)
             return
         if event.kind == "evaluation" and (self.bar is None or not name):
-            screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}")
+            screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}", soft_wrap=True)
         if self.bar:
             if name not in self.tasks:
                 self.tasks[name] = self.bar.add_task(name or "training", total=event.total, facts="")
             self.bar.update(self.tasks[name], completed=event.update, total=event.total, facts=_facts(event.row))
         elif event.kind == "update" and time.monotonic() - self.printed.get(name, 0) >= PLAIN_SECONDS:
             self.printed[name] = time.monotonic()
-            screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}")
+            screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}", soft_wrap=True)
 
 
 @contextmanager
@@ -89,14 +89,13 @@ def counting(unit: str) -> Iterator[Any]:
         def plain(what: str, done: int) -> None:
             if what not in seen:
                 seen.add(what)
-                screen.print(f"{what} …")
+                screen.print(f"{what} …", soft_wrap=True)
 
         yield plain
         return
     with Progress(
         TextColumn("{task.description}"),
         TextColumn("{task.completed:,.0f} " + unit),
-        TimeElapsedColumn(),
         console=screen,
     ) as bar:
         tasks: dict[str, Any] = {}
