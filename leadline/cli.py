@@ -105,6 +105,7 @@ def train(
 ) -> None:
     """Train a model into a run folder, or go on with one: leadline train --resume RUN."""
     from leadline.data.store import prepare
+    from leadline.placement import find
     from leadline.training import checkpoint, loop
     from leadline.training import run as runs
 
@@ -114,6 +115,9 @@ def train(
         raise UserError("--resume goes on with the run as it was: --set and --out cannot change it")
     folder = resume or out or runs.default_folder(Path(what or "").stem)
     config = _config(what, assignments) if what else runs.load_config(folder)
+    find(config.model.placement)  # mistakes come to light before the data is prepared
+    if not resume:
+        runs.require_new(folder)
     with counting("pairs") as progress:
         prepare(config.data, progress=progress)  # before the bar of the training
     with TrainingView() as view:
@@ -152,8 +156,8 @@ def evaluate(
     if as_json:
         _print_json(found)
     else:
-        shown = [[key, f"{value:.4f}" if isinstance(value, float) else str(value)] for key, value in found.items()]
-        table(f"{split} of {run}", ["measure", "value"], shown)
+        for key, value in found.items():
+            answer.print(f"{key:<26}{_number(value, 4)}", soft_wrap=True)
 
 
 @app.command()
@@ -235,7 +239,7 @@ def placements(
     )
 
 
-def _number(value: float | str, digits: int) -> str:
+def _number(value: Any, digits: int) -> str:
     return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 

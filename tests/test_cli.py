@@ -365,7 +365,7 @@ def test_a_folder_whose_name_looks_like_markup_is_printed_as_it_is(
     shutil.copytree(finished, name)
     evaluated = leadline("evaluate", name, "--split", "valid")
     assert evaluated.code == 0
-    assert f"valid of {name}" in evaluated.out
+    assert name in evaluated.out
     trained = leadline("train", "--resume", name)
     assert trained.out.startswith(f"{name}: valid loss")
 

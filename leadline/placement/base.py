@@ -6,6 +6,7 @@ does (where it normalises, how it scales the skip, how it shrinks weights at ini
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -36,16 +37,16 @@ class Site:
         return nn.LayerNorm(self.dim)
 
 
-class Placement(nn.Module):
+class Placement(nn.Module, ABC):
     """One residual connection. Subclasses write `forward`, and `final` or `gain` where they differ."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
         self.site = site
 
+    @abstractmethod
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """The stream after the sublayer has joined it."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how a sublayer joins the stream")
 
     @classmethod
     def final(cls, site: Site) -> nn.Module:
