@@ -316,6 +316,8 @@ def main() -> None:
     except OSError as error:
         _leave(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported here
+            _leave("the device is out of memory: lower train.batch_tokens, or decode.batch_tokens to translate", 2)
         if not hasattr(error, "show"):
             raise
         error.show()  # an option or argument that does not exist

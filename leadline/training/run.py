@@ -54,7 +54,8 @@ def load_config(folder: Path) -> Config:
 
 
 def describe(folder: Path, config: Config, store: Store, device: str, chosen: dict[str, str]) -> None:
-    """Write what was asked and what the run stands on."""
+    """Write what was asked and what the run stands on; a run that goes on must stand on the same data."""
+    _require_same_data(folder, store)
     if not (folder / "config.toml").exists():
         (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
     packages = ("leadline", "torch", "numpy", "tokenizers", "safetensors", "sacrebleu")
@@ -71,6 +72,15 @@ def describe(folder: Path, config: Config, store: Store, device: str, chosen: di
     }
     write_json(folder / "run.json", facts)
     shutil.copyfile(store.folder / "tokenizer.json", folder / "tokenizer.json")
+
+
+def _require_same_data(folder: Path, store: Store) -> None:
+    try:
+        before = json.loads((folder / "run.json").read_text(encoding="utf-8"))["data"]["key"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if before != store.manifest["key"]:
+        raise UserError(f"the data of {folder} has changed since the run began: restore it, or train in another folder")
 
 
 def _version(package: str) -> str:

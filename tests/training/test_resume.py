@@ -275,3 +275,16 @@ def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
 def test_read_metrics_leaves_out_half_a_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n{"upd')
     assert runs.read_metrics(tmp_path) == [{"update": 1}, {"update": 2}]
+
+
+def test_a_run_does_not_go_on_with_other_data(tiny: Config, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for name in ("train.de", "train.en", "valid.de", "valid.en"):
+        (text / name).write_text("".join(f"word {number} and more\n" for number in range(40)))
+    config = tiny.set(data={"source": f"text:{text}", "vocab_size": 30}, train={"updates": 2, "eval_every": 1})
+    with pytest.raises(Crash):
+        train(config, tmp_path / "run", [crash_at(2)])
+    (text / "train.de").write_text("".join(f"word {number} and less\n" for number in range(40)))
+    with pytest.raises(UserError, match="has changed since the run began"):
+        resume(tmp_path / "run")
