@@ -22,7 +22,7 @@ def blocks(language: str, page: Path) -> list[str]:
 @pytest.mark.parametrize("example", blocks("python", PAGES[0]))
 def test_python_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    short = example.replace('"updates": 420', '"updates": 3')
+    short = example.replace('"updates": 400', '"updates": 3')
     assert "train={" not in example or short != example
     exec(compile(short, "README.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out.strip()
