@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: Progres
 def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Progress | None) -> Path:
     with runs.locked(folder), runs.watching_signals() as signals:
         store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
+        # Data that came prepared is what its own folder says, whatever the recipe says of it.
+        config = replace(config, data=replace(store.data, source=config.data.source))
         setup = _set_up(folder, config, store, on_step)  # what cannot work fails here, before anything is written
         chosen = {"step": config.train.step, "precision": config.train.precision, "attention": setup.attention}
         runs.describe(folder, config, store, str(setup.device), chosen)

@@ -353,3 +353,11 @@ def test_a_device_that_does_not_exist_is_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no CUDA device"):
             find_device("cuda")
+
+
+def test_a_run_on_prepared_data_says_how_it_was_prepared(tiny: Config, tmp_path: Path) -> None:
+    folder = prepare(tiny.set(data={"lowercase": True}).data, tmp_path / "prepared")
+    asked = tiny.set(data={"source": f"prepared:{folder}", "text": "tokenized"}, train={"updates": 1})
+    run = train(asked, tmp_path / "run")
+    written = configuration.load(run / "config.toml").data
+    assert (written.text, written.lowercase, written.source) == ("raw", True, f"prepared:{folder}")
