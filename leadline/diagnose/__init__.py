@@ -1,0 +1,1 @@
+"""Says whether a Transformer will train, and why not: theory, measurement, verdict."""

@@ -1,0 +1,70 @@
+"""One measured number, and a table of them as JSON lines. No torch: a report is rebuilt anywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from leadline.errors import UserError
+from leadline.files import to_json
+
+
+@dataclass(frozen=True)
+class Record:
+    """A row: what was measured, where in the model, at which step of which seed."""
+
+    quantity: str  # such as "hidden_norm"; QUANTITIES says what each one is
+    value: float
+    where: str = ""  # the module or weight; "": the whole model
+    position: int = -1  # from the input to the output, in the order of the computation; -1: the whole model
+    stack: str = ""  # which stack of blocks it belongs to
+    step: int = 0  # optimizer steps taken before it was measured
+    seed: int = 0
+
+
+QUANTITIES = {
+    "hidden_norm": "norm of the stream after a residual connection, mean over tokens",
+    "branch_norm": "norm of what a sublayer adds to the stream, mean over tokens",
+    "norm_input": "norm of the input of a normalisation over √d, mean over tokens",
+    "norm_jacobian": "spectral norm of the Jacobian of a normalisation, mean over tokens",
+    "grad_norm_of_mean": "Frobenius norm of the gradient averaged over the batches",
+    "mean_grad_norm": "Frobenius norm of the gradient, averaged over the batches",
+    "weight_norm": "Frobenius norm of a weight",
+    "update_norm": "Frobenius norm of the change of a weight in one optimizer step",
+    "hidden_change": "change of the stream after a residual connection, relative to its norm",
+    "output_change": "‖ΔF‖: change of the model's output on the first batch since step 0, relative to its norm",
+    "loss": "loss on the batch of that step",
+}
+
+
+def save(records: Iterable[Record], path: Path) -> None:
+    """Atomically, one JSON object a line."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(to_json(asdict(record)) + "\n")
+    temporary.replace(path)
+
+
+def load(path: Path) -> list[Record]:
+    names = {field.name for field in fields(Record)}
+    found = []
+    try:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            row = json.loads(line)
+            value = row.pop("value")
+            found.append(
+                Record(value=math.nan if value is None else value, **{k: v for k, v in row.items() if k in names})
+            )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{path} line {number} is not a record") from None
+    return found
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation (0 for a single value)."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

@@ -1,0 +1,251 @@
+"""Run folders to the sections of a report: what was measured, how the runs differ, what they stand on."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leadline.errors import UserError
+from leadline.report.page import Chart, Section, Series, Style, Table, Tone, Words
+
+# key of a row, title, label with the unit, log y
+CURVES = [
+    ("lr", "Learning rate", "learning rate", False),
+    ("grad_norm", "Gradient norm", "norm of the gradient", True),
+    ("tokens_per_second", "Speed", "target tokens a second", False),
+]
+ELSEWHERE = {"valid_loss", "valid_nll", "valid_skipped"}  # in the first chart, or nothing to see
+LAYERS_SHOWN = 12  # lines of a chart that are selected at first
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says. Keys of the config are flat, such as "optim.lr"."""
+
+    name: str
+    config: dict[str, Any]
+    facts: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    def curve(self, key: str) -> tuple[list[float], list[float | None]]:
+        rows = [row for row in self.rows if key in row]
+        return [row["update"] for row in rows], [_number(row[key]) for row in rows]
+
+    @property
+    def evaluations(self) -> list[tuple[float, float]]:
+        """(validation loss, update) wherever it was a number."""
+        return [(loss, update) for update, loss in zip(*self.curve("valid_nll"), strict=True) if loss is not None]
+
+    @property
+    def ended(self) -> str:
+        last = [self.curve(key)[1][-1:] for key in ("loss", "grad_norm", "valid_nll")]
+        if [None] in last:
+            return "diverged"
+        row = self.rows[-1]
+        updates, epochs = (_number(self.config.get(key)) for key in ("train.updates", "train.epochs"))
+        if (updates and row["update"] >= updates) or (epochs and row.get("epoch", 0) >= epochs):
+            return "complete"
+        return f"stopped at update {row['update']}"
+
+
+def sections_of(folders: Sequence[Path]) -> list[Section]:
+    """One report of one run, or of several beside each other."""
+    runs = read(folders)
+    return [
+        _summary(runs),
+        _loss(runs),
+        *_curves(runs),
+        *_layers(runs),
+        _overview(runs),
+        *_differences(runs),
+        _side_by_side("Configuration", runs, lambda run: run.config),
+        _side_by_side("Versions, device and data", runs, _stands_on),
+    ]
+
+
+def read(folders: Sequence[Path]) -> list[Run]:
+    if not folders:
+        raise UserError("there is nothing to report: name one run folder or more")
+    paths = list(dict.fromkeys(folder.expanduser().resolve() for folder in folders))
+    short = [path.name for path in paths]
+    names = short if len(set(short)) == len(short) else [str(path) for path in paths]
+    return [_read(path, name) for path, name in zip(paths, names, strict=True)]
+
+
+def _read(folder: Path, name: str) -> Run:
+    if not (folder / "config.toml").is_file():
+        raise UserError(f"{folder} is not a run: it has no config.toml")
+    try:
+        config = tomllib.loads(_text(folder / "config.toml"))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{folder / 'config.toml'} is not a TOML file: {error}") from None
+    facts: Any = {}
+    if (folder / "run.json").exists():
+        try:
+            facts = json.loads(_text(folder / "run.json"))
+        except ValueError:
+            facts = None
+        if not isinstance(facts, dict):
+            raise UserError(f"{folder / 'run.json'} is damaged: it does not hold a JSON object")
+    return Run(name, _flat(config), facts, _rows(folder))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is damaged: it is not text") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        raise UserError(f"{folder} has no metrics.jsonl: train it first, with leadline train --resume {folder}")
+    *lines, rest = _text(path).split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        row = _row(line)
+        if row is None:
+            raise UserError(f"{path} is damaged: line {number} is not a measurement")
+        rows.append(row)
+    if last := _row(rest):  # a run that was killed, or is writing right now, leaves half a line
+        rows.append(last)
+    if not rows:
+        raise UserError(f"{folder} holds no measurement yet: wait for one, or leadline train --resume {folder}")
+    return rows
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and _number(row.get("update")) is not None else None
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _flat(values: dict[str, Any], where: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{where}{key}.") if isinstance(value, dict) else {where + key: value}
+    return flat
+
+
+def _summary(runs: list[Run]) -> Words:
+    diverged = [run.name for run in runs if run.ended == "diverged"]
+    scored = [(*min(run.evaluations), run.name) for run in runs if run.evaluations]
+    paragraphs = ["Nothing has been validated yet."]
+    if scored:
+        loss, update, name = min(scored)
+        paragraphs = [f"The lowest validation loss is {loss:.4g} nats a token, of {name} at update {update}."]
+    if diverged:
+        paragraphs.append(f"Diverged: {', '.join(diverged)}. The last values are not finite.")
+    tone: Tone = "plain" if not diverged else "bad" if len(diverged) == len(runs) else "warning"
+    return Words("In short", paragraphs, tone)
+
+
+def _loss(runs: list[Run]) -> Chart:
+    series = []
+    for run in runs:
+        series.append(Series("training", *run.curve("loss"), group=run.name))
+        series.append(Series("validation", *run.curve("valid_nll"), style="points", group=run.name))
+    caption = "Lines: training, with label smoothing where the run has it. Points: validation, without."
+    return Chart("Loss", "update", "loss (nats a token)", series, caption=caption)
+
+
+def _curves(runs: list[Run]) -> Iterable[Chart]:
+    scores = sorted({key for run in runs for row in run.rows for key in row if key.startswith("valid_")} - ELSEWHERE)
+    for key in scores:
+        name = key.removeprefix("valid_")
+        yield _curve(runs, key, f"Validation {name}", name, False, "points")
+    for key, title, label, log_y in CURVES:
+        if any(key in row for run in runs for row in run.rows):
+            yield _curve(runs, key, title, label, log_y, "line")
+
+
+def _curve(runs: list[Run], key: str, title: str, label: str, log_y: bool, style: Style) -> Chart:
+    # A run without values keeps its place, and so its colour.
+    series = [Series(run.name, *run.curve(key), style=style) for run in runs]
+    return Chart(title, "update", label, series, log_y=log_y)
+
+
+def _layers(runs: list[Run]) -> Iterable[Chart]:
+    """watch/<quantity>/<name>: a chart for each quantity, a line for each name."""
+    keys = list(dict.fromkeys(key for run in runs for row in run.rows for key in row if key.startswith("watch/")))
+    quantities = list(dict.fromkeys(key.split("/")[1] for key in keys))
+    for quantity in quantities:
+        start = f"watch/{quantity}/"
+        series = []
+        for run in runs:
+            own = [key for key in keys if key.startswith(start) and any(key in row for row in run.rows)]
+            chosen = set(_evenly(own, max(1, LAYERS_SHOWN // len(runs))))
+            for key in own:
+                name = key.removeprefix(start)
+                full = f"{run.name}: {name}" if len(runs) > 1 else name
+                series.append(Series(full, *run.curve(key), selected=key in chosen))
+        words = quantity.replace("_", " ")
+        yield Chart(f"{words.capitalize()} by layer", "update", words, series, log_y=True)
+
+
+def _evenly(items: list[str], count: int) -> list[str]:
+    """At most `count` of them, the first and the last included."""
+    if len(items) <= count or count == 1:
+        return items[-count:]
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def _overview(runs: list[Run]) -> Table:
+    columns = ["run", "placement", "layers", "dim", "lr", "warm-up", "updates"]
+    columns += ["last valid loss", "best valid loss", "best at", "seconds", "ended"]
+    rows = []
+    for run in runs:
+        get = run.config.get
+        layers = f"{get('model.encoder_layers', '–')}-{get('model.decoder_layers', '–')}"
+        asked = [run.name, get("model.placement"), layers, get("model.dim"), get("optim.lr"), get("optim.warmup")]
+        last, (best, at) = (run.evaluations[-1][0], min(run.evaluations)) if run.evaluations else (None, (None, None))
+        seconds = [value for value in run.curve("seconds")[1] if value is not None]
+        found = [run.rows[-1]["update"], last, best, at, round(seconds[-1]) if seconds else None, run.ended]
+        rows.append([*asked, *found])
+    return Table("Runs", columns, rows)
+
+
+def _differences(runs: list[Run]) -> Iterable[Section]:
+    if len(runs) == 1:
+        return
+    keys = dict.fromkeys(key for run in runs for key in run.config)
+    differing = [key for key in keys if any(run.config.get(key) != runs[0].config.get(key) for run in runs)]
+    title = "What differs between the runs"
+    if differing:
+        rows = [[key, *(_shown(run.config.get(key)) for run in runs)] for key in differing]
+        yield Table(title, ["key", *(run.name for run in runs)], rows)
+    else:
+        yield Words(title, ["Nothing: their configurations are the same."])
+
+
+def _side_by_side(title: str, runs: list[Run], values: Callable[[Run], dict[str, Any]]) -> Table:
+    found = [values(run) for run in runs]
+    keys = dict.fromkeys(key for each in found for key in each)
+    rows = [[key, *(_shown(each.get(key)) for each in found)] for key in keys]
+    return Table(title, ["key", *(run.name for run in runs)], rows, folded=True)
+
+
+def _shown(value: object) -> str:
+    """As it was written, not rounded: these are settings."""
+    if isinstance(value, str):
+        return value
+    return "–" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _stands_on(run: Run) -> dict[str, Any]:
+    flat = _flat({key: run.facts.get(key, {}) for key in ("device", "chosen", "versions", "data")})
+    return {key: value for key, value in flat.items() if value != {} and not key.startswith("data.sha256.")}

@@ -1,0 +1,203 @@
+"""Run folders to sections: curves, what differs, and one sentence for a folder that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leadline import config as configuration
+from leadline.config import Config
+from leadline.errors import UserError
+from leadline.report.page import Chart, Section, Table, Words
+from leadline.report.runs import sections_of
+
+
+def row(update: int, **values: float | None) -> dict[str, Any]:
+    return {"update": update, "epoch": 0, **values}
+
+
+def training(update: int, loss: float | None = 2.0, **more: float | None) -> dict[str, Any]:
+    return row(update, loss=loss, lr=1e-3, grad_norm=0.5, tokens_per_second=1000.0, seconds=float(update), **more)
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Path]:
+    """A run folder without its training."""
+
+    def make(name: str, rows: list[dict[str, Any]], **sections: dict[str, Any]) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        config = Config().set(**({"train": {"updates": 20}} | sections))
+        (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
+        facts = {"device": "cpu", "versions": {"torch": "2.11"}, "data": {"key": "abc", "sha256": {"x": "y"}}}
+        (folder / "run.json").write_text(json.dumps(facts))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+        return folder
+
+    return make
+
+
+def named(sections: list[Section], title: str) -> Any:
+    [found] = [section for section in sections if section.title == title]
+    return found
+
+
+def cells(table: Table, row: int = 0) -> dict[str, object]:
+    return dict(zip(table.columns, table.rows[row], strict=True))
+
+
+ROWS = [training(10, 3.0), row(10, valid_nll=2.5, valid_bleu=12.0), training(20, 2.0), row(20, valid_nll=2.75)]
+
+
+def test_a_real_run(finished: Path) -> None:
+    sections = sections_of([finished])
+    titles = ["In short", "Loss", "Learning rate", "Gradient norm", "Speed", "Runs", "Configuration"]
+    assert [section.title for section in sections] == [*titles, "Versions, device and data"]
+    train, valid = named(sections, "Loss").series
+    assert train.x == list(range(1, 21))
+    assert valid.x == [10, 20]
+    assert (train.style, valid.style) == ("line", "points")
+    assert train.group == valid.group == finished.name
+    assert cells(named(sections, "Runs"))["ended"] == "complete"
+    assert cells(named(sections, "Runs"))["layers"] == "1-1"
+
+
+def test_the_curves_and_the_numbers(make_run: Callable[..., Path]) -> None:
+    sections = sections_of([make_run("a", ROWS, model={"placement": "deepnorm"}, optim={"warmup": 7})])
+    assert [series.y for series in named(sections, "Loss").series] == [[3.0, 2.0], [2.5, 2.75]]
+    assert named(sections, "Gradient norm").log_y
+    assert named(sections, "Validation bleu").series[0].y == [12.0]
+    assert cells(named(sections, "Runs")) == {
+        "run": "a",
+        "placement": "deepnorm",
+        "layers": "6-6",
+        "dim": 512,
+        "lr": 5e-4,
+        "warm-up": 7,
+        "updates": 20,
+        "last valid loss": 2.75,
+        "best valid loss": 2.5,
+        "best at": 10,
+        "seconds": 20,
+        "ended": "complete",
+    }
+    assert named(sections, "In short").paragraphs == [
+        "The lowest validation loss is 2.5 nats a token, of a at update 10."
+    ]
+    facts = dict(named(sections, "Versions, device and data").rows)
+    assert facts == {"device": "cpu", "versions.torch": "2.11", "data.key": "abc"}
+    assert ["optim.betas", "[0.9, 0.98]"] in named(sections, "Configuration").rows
+
+
+def test_what_differs_between_runs(make_run: Callable[..., Path]) -> None:
+    runs = [make_run("a", ROWS), make_run("b", ROWS[:1], optim={"lr": 0.001})]
+    sections = sections_of(runs)
+    assert named(sections, "What differs between the runs").rows == [["optim.lr", "0.0005", "0.001"]]
+    assert named(sections, "In short").paragraphs[0].endswith("of a at update 10.")
+    assert [series.group for series in named(sections, "Loss").series] == ["a", "a", "b", "b"]
+    assert cells(named(sections, "Runs"), 1)["ended"] == "stopped at update 10"
+    assert cells(named(sections, "Runs"), 1)["last valid loss"] is None
+
+
+def test_runs_of_one_configuration_are_said_to_be(make_run: Callable[..., Path]) -> None:
+    sections = sections_of([make_run("a", ROWS), make_run("b", ROWS)])
+    assert isinstance(named(sections, "What differs between the runs"), Words)
+
+
+@pytest.mark.parametrize("last", [training(30, None), row(30, valid_nll=None), training(30) | {"grad_norm": None}])
+def test_a_run_that_ends_in_nothing_diverged(make_run: Callable[..., Path], last: dict[str, Any]) -> None:
+    sections = sections_of([make_run("a", [*ROWS, last])])
+    assert cells(named(sections, "Runs"))["ended"] == "diverged"
+    assert named(sections, "In short").tone == "bad"
+
+
+def test_epochs_can_end_a_run_too(make_run: Callable[..., Path]) -> None:
+    last = training(30) | {"epoch": 2}
+    sections = sections_of([make_run("a", [last], train={"updates": 0, "epochs": 2})])
+    assert cells(named(sections, "Runs"))["ended"] == "complete"
+
+
+def test_layers_are_a_chart_for_each_quantity(make_run: Callable[..., Path]) -> None:
+    watched = {f"watch/{what}/layer.{i}": i + 0.5 for what in ("hidden_norm", "grad_norm") for i in range(30)}
+    rows = [training(update, 2.0, **watched) for update in (10, 20)]
+    one, several = make_run("one", rows), make_run("two", rows)
+    hidden = named(sections_of([one]), "Hidden norm by layer")
+    assert [series.name for series in hidden.series] == [f"layer.{i}" for i in range(30)]
+    assert hidden.series[3].y == [3.5, 3.5]
+    chosen = [series.name for series in hidden.series if series.selected]
+    assert (len(chosen), chosen[0], chosen[-1]) == (12, "layer.0", "layer.29")
+    both = named(sections_of([one, several]), "Grad norm by layer")
+    assert both.series[30].name == "two: layer.0"
+    assert sum(series.selected for series in both.series) == 12
+
+
+def test_folders_of_the_same_name_show_where_they_are(make_run: Callable[..., Path]) -> None:
+    first, second = make_run("x/run", ROWS), make_run("y/run", ROWS)
+    table = named(sections_of([first, second, first]), "Runs")
+    assert [cells(table, i)["run"] for i in range(len(table.rows))] == [str(first), str(second)]
+
+
+def test_a_run_that_goes_on_may_leave_half_a_line(make_run: Callable[..., Path]) -> None:
+    folder = make_run("a", ROWS)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 30, "lo')
+    assert named(sections_of([folder]), "Loss").series[0].x == [10, 20]
+
+
+def test_a_run_without_run_json_is_reported(make_run: Callable[..., Path]) -> None:
+    folder = make_run("a", ROWS)
+    (folder / "run.json").unlink()
+    assert named(sections_of([folder]), "Versions, device and data").rows == []
+
+
+def breaks(name: str, content: bytes | None) -> Callable[[Path], None]:
+    def break_it(folder: Path) -> None:
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+
+    return break_it
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (breaks("config.toml", None), "is not a run: it has no config.toml"),
+        (breaks("config.toml", b"a = ="), "is not a TOML file"),
+        (breaks("metrics.jsonl", None), "has no metrics.jsonl"),
+        (breaks("metrics.jsonl", b""), "holds no measurement"),
+        (breaks("metrics.jsonl", b'{"update": 1, "loss": 2}\n{"upda\n{"update": 2}\n'), "line 2 is not a measurement"),
+        (breaks("metrics.jsonl", b'{"loss": 1}\n'), "line 1 is not a measurement"),
+        (breaks("metrics.jsonl", b"[1]\n"), "line 1 is not a measurement"),
+        (breaks("metrics.jsonl", b"\xff\xfe\n"), "is not text"),
+        (breaks("run.json", b"[]"), "is damaged"),
+        (breaks("run.json", b"{"), "is damaged"),
+    ],
+)
+def test_a_damaged_run_is_one_sentence(
+    make_run: Callable[..., Path], break_it: Callable[[Path], None], says: str
+) -> None:
+    folder = make_run("a", ROWS)
+    break_it(folder)
+    with pytest.raises(UserError, match=says) as caught:
+        sections_of([folder])
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a run"):
+        sections_of([tmp_path / "missing"])
+    with pytest.raises(UserError, match="name one run folder"):
+        sections_of([])
+
+
+def test_every_chart_has_a_series_for_every_run_in_the_same_order(make_run: Callable[..., Path]) -> None:
+    sections = sections_of([make_run("a", [row(10, valid_nll=1.0)]), make_run("b", ROWS)])
+    charts = [section for section in sections if isinstance(section, Chart)]
+    for chart in charts:
+        assert list(dict.fromkeys(series.group or series.name for series in chart.series)) == ["a", "b"]
