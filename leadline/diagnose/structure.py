@@ -1,0 +1,351 @@
+"""Residual connections and where their norms sit, read from the graph of what a model computes. No torch.
+
+A residual connection is an addition of two tensors of which one, the *branch*, is made from the other, the *skip*, by
+way of at least one weight matrix. Everything else follows from where the normalisations lie:
+
+    x + f(norm(x))         Pre-LN            norm(x + f(x))      Post-LN
+    x + norm(f(norm(x)))   Sandwich-LN       norm(α·x + f(x))    DeepNorm
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+ATTENTION = {"scaled_dot_product_attention", "softmax", "multi_head_attention_forward", "_safe_softmax"}
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One residual connection, as found."""
+
+    add: int  # its node in the graph
+    skip: int  # the node the skip and the branch start from
+    branch: int  # the node that is added to the skip
+    where: str  # the module it happens in
+    sublayer: str  # "attention", "cross-attention" or "feed-forward"
+    weights: tuple[str, ...]  # matrices of the branch in the order of use
+    dim: int
+    norm_nodes: tuple[int, ...]  # in the branch and behind the addition
+    norm_gains: tuple[tuple[int, str], ...]  # a norm's node and the name of its gain
+    before: int  # norms between the skip and the branch's first matrix, one behind another
+    within: int  # norms right before the branch's last matrix
+    after_branch: int  # norms on what the branch adds
+    after_add: int  # norms on the stream behind the addition
+    on_skip: int  # norms on the skip that the branch does not share
+    skip_scale: float = 1.0
+    branch_scale: float = 1.0
+    skip_detached: bool = False  # no gradient flows through the skip
+    skip_learned: str = ""
+    branch_learned: str = ""
+    previous: int = -1  # position of the connection whose stream this one takes up
+    bare_weights: tuple[str, ...] = ()  # matrices the stream itself passes on its way here
+    stack: str = ""
+    position: int = 0
+    last: bool = False  # of its stack
+    final: int = 0  # the last of a stack: norms that close it
+    closed: bool = True  # the last of a stack: all that reads the stream reads it normalised
+    placement: str = ""
+
+
+def connections(graph: Any) -> list[Connection]:
+    """Every residual connection in the order of the computation, stack by stack named and placed."""
+    reader = _Reader(graph)
+    found: list[Connection] = []
+    by_add: dict[int, int] = {}
+    for index, node in enumerate(graph.nodes):
+        reader.deep.append(any(reader.deep[i] for i in node.inputs))
+        connection = reader.connection(index, by_add) if node.op == "add" else None
+        if connection:
+            reader.deep[index] = True
+            by_add[index] = len(found)
+            found.append(replace(connection, position=len(found)))
+    return [replace(c, placement=name_of(c)) for c in _stacks(reader.link(found, by_add))]
+
+
+@dataclass
+class _Walk:
+    """A way back through operations that do not mix: dropout, scaling, reshaping."""
+
+    node: int
+    scale: float = 1.0
+    learned: str = ""
+    detached: bool = False
+    norms: list[int] = field(default_factory=list)
+
+    def step(self, node: Any) -> None:
+        self.scale *= node.factor
+        self.learned = self.learned or node.learned
+        self.detached = self.detached or node.function == "detach"
+        self.node = node.inputs[0]
+
+
+class _Reader:
+    def __init__(self, graph: Any) -> None:
+        self.graph, self.nodes = graph, graph.nodes
+        self.users = graph.users()
+        self.deep: list[bool] = []  # whether a node lies behind a residual connection
+
+    def back(self, index: int, through_norms: bool = False) -> _Walk:
+        walk = _Walk(index)
+        while True:
+            node = self.nodes[walk.node]
+            if node.op in ("same", "scale"):
+                walk.step(node)
+            elif node.op == "norm" and through_norms:
+                walk.norms.append(walk.node)
+                walk.node = node.inputs[0]
+            else:
+                return walk
+
+    def path(self, source: int, target: int) -> set[int]:
+        """Nodes on the ways from source to target, both excluded; empty: there is none."""
+        reaches: dict[int, bool] = {source: True}
+        stack = [(target, False)]
+        while stack:  # depth first without recursion: models may be a thousand layers deep
+            at, done = stack.pop()
+            if done:
+                reaches[at] = any(reaches.get(i, False) for i in self.nodes[at].inputs)
+            elif at not in reaches:
+                reaches[at] = False
+                stack.append((at, True))
+                stack.extend((i, False) for i in self.nodes[at].inputs if i >= source)
+        return {index for index, reached in reaches.items() if reached and index != source}
+
+    def connection(self, index: int, by_add: dict[int, int]) -> Connection | None:
+        a, b = self.nodes[index].inputs
+        if len(self.nodes[index].shape) < 2:
+            return None
+        for first, second in ((a, b), (b, a)):
+            skip = self.back(first)
+            for _ in range(4):
+                path = self.path(skip.node, second) if skip.node < second else set()
+                if self._has_matrix(path):
+                    if not skip.norms:
+                        skip = self._nearest(first, path)
+                        path = self.path(skip.node, second)
+                    return self._described(index, skip, second, path, second == b)
+                # A skip with a norm of its own, or several branches added one after another
+                node = self.nodes[skip.node]
+                if node.op == "norm":
+                    further = node.inputs[0]
+                    skip.norms.append(skip.node)
+                elif node.op == "add" and skip.node in by_add:
+                    a2, b2 = node.inputs
+                    further = (
+                        max(self.back(a2).node, -1) if self.back(a2).node < self.back(b2).node else self.back(b2).node
+                    )
+                else:
+                    break
+                walk = self.back(further)
+                skip.node, skip.scale = walk.node, skip.scale * walk.scale
+        return None
+
+    def _has_matrix(self, path: set[int]) -> bool:
+        return any(self.nodes[i].op == "product" and self.nodes[i].weights for i in path)
+
+    def _nearest(self, first: int, path: set[int]) -> _Walk:
+        """Back along the skip to the last node that the branch also starts from."""
+        walk = _Walk(first)
+        while walk.node not in path:
+            node = self.nodes[walk.node]
+            if node.op not in ("same", "scale"):
+                break
+            walk.step(node)
+        return walk
+
+    def _described(self, index: int, skip: _Walk, branch: int, path: set[int], branch_is_second: bool) -> Connection:
+        node = self.nodes[index]
+        last = self.back(branch, through_norms=True)
+        products = {i for i in path if self.nodes[i].op == "product" and self.nodes[i].weights}
+        norms = {i for i in path if self.nodes[i].op == "norm"}
+        early = {i for i in norms if not (self.path(skip.node, i) & products)}
+        late = set(last.norms)
+        weights = [w for i in sorted(products) for w in self.nodes[i].weights if len(self.graph.shapes[w]) >= 2]
+        attends = any(self.nodes[i].function in ATTENTION for i in path)
+        outside = any(
+            self.deep[source]
+            for i in path if self.nodes[i].op in ("product", "multi_head_attention_forward")
+            for source in self._sources(i, skip.node)
+        )  # fmt: skip
+        factor = node.factor
+        return Connection(
+            add=index,
+            skip=skip.node,
+            branch=branch,
+            where=node.module,
+            sublayer="cross-attention" if attends and outside else "attention" if attends else "feed-forward",
+            weights=tuple(dict.fromkeys(weights)),
+            dim=node.shape[-1],
+            norm_nodes=tuple(sorted(norms)),
+            norm_gains=(),
+            before=self._deepest(early),
+            within=len(self._before_last_matrix(last.node, path) & (norms - early - late)),
+            after_branch=len(late - early),
+            after_add=0,
+            on_skip=len(skip.norms),
+            skip_scale=skip.scale * (1.0 if branch_is_second else factor),
+            branch_scale=last.scale * (factor if branch_is_second else 1.0),
+            skip_detached=skip.detached,
+            skip_learned=skip.learned,
+            branch_learned=last.learned,
+        )
+
+    def _before_last_matrix(self, index: int, path: set[int]) -> set[int]:
+        """Norms right before the matrix that a branch ends with: behind the attention or the activation."""
+        found: set[int] = set()
+        while index in path and len(self.nodes[index].inputs) == 1:
+            if self.nodes[index].op == "norm":
+                found.add(index)
+            index = self.nodes[index].inputs[0]
+        return found
+
+    def _deepest(self, norms: set[int]) -> int:
+        """The longest chain of norms one behind another."""
+        depth: dict[int, int] = {}
+        for i in sorted(norms):
+            below = [depth[j] for j in depth if j in self.path(j, i) or self.back(self.nodes[i].inputs[0]).node == j]
+            depth[i] = 1 + max(below, default=0)
+        return max(depth.values(), default=0)
+
+    def _sources(self, index: int, floor: int) -> Iterator[int]:
+        """Where the inputs of a product come from, back to before `floor`."""
+        todo, seen = list(self.nodes[index].inputs), set[int]()
+        while todo:
+            at = todo.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            if at < floor:
+                yield at
+            elif at > floor:
+                todo.extend(self.nodes[at].inputs)
+
+    def link(self, found: list[Connection], by_add: dict[int, int]) -> list[Connection]:
+        """Which connection each one follows, and what the stream passes between two."""
+        linked: list[Connection] = []
+        after: dict[int, list[int]] = {}
+        for c in found:
+            walk = self.back(c.skip, through_norms=True)
+            bare: list[str] = []
+            previous = by_add.get(walk.node, -1)
+            if previous < 0:
+                previous, bare, norms = self._through_matrices(walk.node, by_add, c.dim)
+                walk.norms += norms
+            if previous >= 0:
+                after.setdefault(previous, walk.norms)
+            linked.append(replace(c, previous=previous, bare_weights=tuple(bare)))
+        results: list[Connection] = []
+        followed = {c.previous for c in linked}
+        for c in linked:
+            last = c.position not in followed
+            norms, closed = self._closing(c.add) if last else (after[c.position], True)
+            count = len(norms)
+            if last:  # the first of them belongs to the connection where those before it have one too
+                post = results[c.previous].after_add > 0 if c.previous >= 0 else not c.before and not c.after_branch
+                count = min(1, count) if post else 0
+            nodes = (*c.norm_nodes, *sorted(norms))
+            gains = tuple((i, w) for i in nodes for w in self.nodes[i].weights)
+            final = len(norms) - count
+            results.append(
+                replace(c, after_add=count, last=last, final=final, closed=closed, norm_nodes=nodes, norm_gains=gains)
+            )
+        return results
+
+    def _through_matrices(self, index: int, by_add: dict[int, int], dim: int) -> tuple[int, list[str], list[int]]:
+        """Back along the stream through matrices that no residual connection joins, to a connection of that width."""
+        weights: list[str] = []
+        norms: list[int] = []
+        for _ in range(60):
+            walk = self.back(index, through_norms=True)
+            norms += walk.norms
+            if walk.node in by_add:
+                same = self.nodes[walk.node].shape[-1] == dim
+                return (by_add[walk.node], weights, []) if same and weights else (-1, [], [])
+            node = self.nodes[walk.node]
+            if not node.inputs:
+                return -1, [], []
+            weights += [w for w in node.weights if node.op == "product" and len(self.graph.shapes[w]) >= 2]
+            index = max(node.inputs)
+        return -1, [], []
+
+    def _closing(self, index: int) -> tuple[list[int], bool]:
+        """Norms behind the last addition of a stack; whether everything that reads the stream reads it normalised."""
+        norms: list[int] = []
+        closed = True
+        todo = [index]
+        while todo:
+            at = todo.pop()
+            users = self.users.get(at, [])
+            if not users and at == self.graph.output:
+                closed = False
+            for user in users:
+                node = self.nodes[user]
+                if node.op == "norm":
+                    norms.append(user)
+                    norms += self._chain(user)
+                elif node.op in ("same", "scale"):
+                    todo.append(user)
+                else:
+                    closed = False
+        return sorted(set(norms)), closed and bool(norms)
+
+    def _chain(self, index: int) -> list[int]:
+        """Norms that follow a norm directly."""
+        found: list[int] = []
+        todo = [index]
+        while todo:
+            for user in self.users.get(todo.pop(), []):
+                if self.nodes[user].op == "norm":
+                    found.append(user)
+                if self.nodes[user].op in ("norm", "same", "scale"):
+                    todo.append(user)
+        return found
+
+
+def _stacks(found: list[Connection]) -> list[Connection]:
+    """Names each chain of connections by what the names of its modules have in common."""
+    stack_of: dict[int, int] = {}
+    for c in found:
+        stack_of[c.position] = stack_of.get(c.previous, c.position) if c.previous >= 0 else c.position
+    groups: dict[int, list[Connection]] = {}
+    for c in found:
+        groups.setdefault(stack_of[c.position], []).append(c)
+    names: dict[int, str] = {}
+    for first, members in groups.items():
+        parts = [c.where.split(".") for c in members]
+        common = os.path.commonprefix([tuple(p) for p in parts])  # type: ignore[type-var]
+        name = ".".join(common) or "stack"
+        while name in names.values():
+            name += "'"
+        names[first] = name
+    return [replace(c, stack=names[stack_of[c.position]]) for c in found]
+
+
+def name_of(c: Connection) -> str:
+    """The placement in the words of the field."""
+    scaled = abs(c.skip_scale - 1) > 1e-3 and not c.skip_learned
+    if c.after_add and not c.before and not c.after_branch:
+        return "DeepNorm" if scaled else "Admin" if c.skip_learned else "Post-LN"
+    if c.before and c.after_add:
+        return "Pre-LN and Post-LN"
+    if c.before and c.after_branch:
+        return "Sandwich-LN"
+    if c.before and c.within:
+        return "Sub-LN"
+    if c.before:
+        return "Pre-LN"
+    if c.after_branch:
+        return "branch-norm"
+    return "ReZero" if c.branch_learned else "no norm"
+
+
+def layers_of(found: Sequence[Connection]) -> dict[str, int]:
+    """How many layers each stack has: its feed-forward connections, or all where there are none."""
+    stacks = dict.fromkeys(c.stack for c in found)
+    return {
+        s: sum(c.stack == s and c.sublayer == "feed-forward" for c in found) or sum(c.stack == s for c in found)
+        for s in stacks
+    }

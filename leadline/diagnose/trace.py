@@ -1,0 +1,316 @@
+"""What a model computes, written down as it runs: a graph of its operations, whatever its classes are called.
+
+Two runs of the model. The first looks at small modules and asks of each whether it is a normalisation by what it does
+(its output does not change when its input is scaled); the second notes every operation, with a normalisation as one.
+The graph holds no tensors, only what `leadline.diagnose.structure` needs to find the residual connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from leadline.diagnose.faults import Size
+
+NORM_FUNCTIONS = {"layer_norm", "rms_norm", "native_layer_norm", "group_norm", "normalize", "batch_norm"}
+ATTENTION_FUNCTIONS = {"scaled_dot_product_attention", "softmax", "multi_head_attention_forward"}
+PRODUCTS = {
+    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "bilinear", "conv1d",
+    "conv2d", "conv3d", "multi_head_attention_forward",
+}  # fmt: skip
+ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
+MULTIPLICATIONS = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
+DIVISIONS = {"div", "div_", "divide", "__truediv__", "__itruediv__"}
+SAME_VALUES = {
+    "dropout", "dropout_", "feature_dropout", "alpha_dropout", "to", "type", "type_as", "float", "half", "bfloat16",
+    "double", "contiguous", "clone", "view", "reshape", "view_as", "reshape_as", "transpose", "permute", "flatten",
+    "unflatten", "squeeze", "unsqueeze", "expand", "expand_as", "t", "movedim", "swapaxes", "__getitem__", "masked_fill",
+    "masked_fill_", "clamp", "nan_to_num", "requires_grad_", "narrow", "roll", "cat", "pad", "index_select", "detach",
+    "nested_tensor", "to_padded_tensor",
+}  # fmt: skip
+
+
+@dataclass
+class Node:
+    """One operation. Positions of its inputs in the list of nodes, the stream's value first where that matters."""
+
+    op: str  # "input", "norm", "add", "scale", "same", "product" or the name of the function
+    inputs: tuple[int, ...]
+    shape: tuple[int, ...]
+    module: str  # the innermost module that was running
+    weights: tuple[str, ...] = ()  # names of the parameters it uses
+    factor: float = 1.0  # "scale": by what; "add": by what the second operand is multiplied
+    learned: str = ""  # "scale": the parameter it multiplies by
+    function: str = ""
+    centred: bool = False  # "norm": the mean is taken off
+
+
+@dataclass
+class Graph:
+    nodes: list[Node] = field(default_factory=list)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the parameters
+    output: int = -1  # the node of the model's first output, if it is one
+    uncentred: list[str] = field(default_factory=list)
+
+    def users(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            for source in node.inputs:
+                found.setdefault(source, []).append(index)
+        return found
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor of what models return: tensors, tuples, dictionaries, dataclasses of Hugging Face."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+class Recorder(TorchFunctionMode):
+    """Notes every torch function called, and hands chosen results to `keep`."""
+
+    def __init__(self, names: dict[int, str], keep: Callable[[int, str, Sequence[Tensor], Tensor], None] | None = None):
+        super().__init__()
+        self.graph, self.names, self.keep = Graph(), names, keep
+        self.node_of: dict[int, int] = {}
+        self.derived: dict[int, tuple[str, ...]] = {}  # tensors made of parameters alone, such as a transposed weight
+        self.alive: list[Any] = []  # an id is only unique among living objects
+        self.modules: list[str] = [""]
+        self.paused = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        before = [(t, self.node_of.get(id(t))) for t in tensors_in([args, kwargs])] if not self.paused else []
+        result = func(*args, **kwargs)
+        if not self.paused:
+            self._note(getattr(func, "__name__", str(func)), before, args, kwargs, result)
+        return result
+
+    def _note(self, name: str, before: list[tuple[Tensor, int | None]], args: Any, kwargs: Any, result: Any) -> None:
+        results = [t for t in tensors_in(result) if isinstance(t, Tensor)]
+        if not results or name in ("__get__", "size", "backward"):
+            return
+        weights = tuple(dict.fromkeys(w for t, _ in before for w in self.weights_of(t)))
+        inputs = tuple(dict.fromkeys(index for _, index in before if index is not None))
+        if not inputs and weights:
+            if name in ("embedding", "embedding_bag"):
+                self._add(Node("embedding", (), tuple(results[0].shape), self.modules[-1], weights), results)
+            elif not any(t.dtype in (torch.int32, torch.int64) for t, _ in before):
+                for t in results:
+                    self.derived[id(t)] = weights
+                    self.alive.append(t)
+            return
+        if not inputs and not weights:
+            return  # masks, positions: constants
+        node = self._node(name, before, inputs, weights, args, kwargs, results[0])
+        operands = [t for t, index in before if index is not None]
+        index = self._add(node, results)
+        if self.keep:
+            self.keep(index, node.op, operands, results[0])
+
+    def weights_of(self, tensor: Tensor) -> tuple[str, ...]:
+        name = self.names.get(id(tensor))
+        return (name,) if name else self.derived.get(id(tensor), ())
+
+    def _add(self, node: Node, results: Sequence[Tensor]) -> int:
+        self.graph.nodes.append(node)
+        index = len(self.graph.nodes) - 1
+        for t in results:
+            self.node_of[id(t)] = index
+            self.alive.append(t)
+        return index
+
+    def _node(
+        self, name: str, before: list[tuple[Tensor, int | None]], inputs: tuple[int, ...], weights: tuple[str, ...],
+        args: Any, kwargs: Any, result: Tensor,
+    ) -> Node:  # fmt: skip
+        node = Node(name, inputs, tuple(result.shape), self.modules[-1], weights, function=name)
+        streams = [(t, index) for t, index in before if index is not None]
+        if name in NORM_FUNCTIONS:
+            node.op, node.inputs, node.centred = "norm", inputs[:1], name in ("layer_norm", "native_layer_norm")
+        elif name in PRODUCTS and (weights or len(inputs) > 1):
+            node.op = "product"
+        elif name in ADDITIONS and len(streams) == 2 and streams[0][0].numel() == streams[1][0].numel():
+            node.op, node.inputs = "add", (streams[0][1], streams[1][1])
+            node.factor = float(kwargs.get("alpha", 1.0))
+        elif name in MULTIPLICATIONS | DIVISIONS:
+            self._multiplication(node, name, before, streams, args)
+        elif len(inputs) == 1 and (name in SAME_VALUES or name in ADDITIONS):  # a bias, a constant, a mask
+            node.op = "same"
+        return node
+
+    def _multiplication(self, node: Node, name: str, before: Any, streams: Any, args: Any) -> None:
+        if len(streams) == 2:
+            (left, a), (right, b) = streams
+            if left.shape[-1:] != right.shape[-1:] and 1 in (left.shape[-1], right.shape[-1]):
+                # x · g(x) with one g a token, g made of x without a weight: a normalisation written out
+                value, size = (a, b) if right.shape[-1] == 1 else (b, a)
+                if _made_of(self.graph, size, value):
+                    node.op, node.inputs = "norm", (value,)
+            return
+        if len(streams) != 1:
+            return
+        node.op = "scale"
+        constants = [t for t, index in before if index is None]
+        numbers = [a for a in args if isinstance(a, int | float)]
+        if constants:
+            node.learned = ", ".join(w for t in constants for w in self.weights_of(t))
+            size = float(constants[0].detach().float().pow(2).mean().sqrt()) if constants[0].numel() else 1.0
+            if not node.learned and constants[0].numel() > 1:
+                node.op = "same"  # a mask
+                return
+            numbers = [size]
+        node.factor = math.prod(numbers) if name in MULTIPLICATIONS else 1 / (math.prod(numbers) or 1.0)
+
+
+def _made_of(graph: Graph, index: int, source: int) -> bool:
+    """Whether a node comes from `source` (or from what `source` is made of by a subtraction) without a product."""
+    sources, todo, seen = {source, *graph.nodes[source].inputs}, [index], set[int]()
+    while todo:
+        at = todo.pop()
+        if at in sources:
+            return True
+        if at in seen or graph.nodes[at].op == "product" or len(seen) > 50:
+            continue
+        seen.add(at)
+        todo.extend(graph.nodes[at].inputs)
+    return False
+
+
+@torch.no_grad()
+def find_norms(model: nn.Module, run: Callable[[], Any]) -> dict[nn.Module, bool]:
+    """Modules whose output does not change when their input is scaled; True: nor when a constant is added."""
+    found: dict[nn.Module, bool] = {}
+    asked: set[nn.Module] = set()
+
+    def ask(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
+        if module in asked or x is None or not isinstance(output, Tensor) or output.shape != x.shape or not x.numel():
+            return
+        asked.add(module)
+        wide = x.detach().float()
+        wide = wide + torch.linspace(-1, 1, wide.shape[-1], device=wide.device) * (wide.std() + 1)  # far from zero
+        forward = lambda value: module.forward(value.to(x.dtype), *args[1:], **kwargs).float()  # noqa: E731
+        try:
+            with torch.random.fork_rng(devices=[]):
+                y = forward(wide)
+                scaled, shifted, other = forward(4 * wide), forward(wide + 2), forward(wide.flip(-1) + 0.3 * wide)
+        except Exception:  # not a function of its first argument alone
+            return
+        size = float(y.norm()) or 1.0
+        if float((scaled - y).norm()) < 0.02 * size < float((other - y).norm()):
+            found[module] = float((shifted - y).norm()) < 0.02 * size
+
+    handles = [
+        module.register_forward_hook(ask, with_kwargs=True)
+        for module in model.modules()
+        if module is not model
+        and all(p.ndim <= 1 for p in module.parameters())
+        and len(list(module.parameters())) <= 3
+        and not any(True for child in module.modules() if child in found)
+    ]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    outer = {m for m in found for child in m.modules() if child is not m and child in found}
+    return {m: centred for m, centred in found.items() if m not in outer} | {m: found[m] for m in outer}
+
+
+@contextlib.contextmanager
+def recording(
+    model: nn.Module,
+    norms: dict[nn.Module, bool],
+    keep: Callable[[int, str, Sequence[Tensor], Tensor], None] | None = None,
+) -> Iterator[Recorder]:
+    """Within it, every operation of the model is written to `recorder.graph`."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    recorder = Recorder(names, keep)
+    recorder.graph.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    entered: dict[int, Tensor] = {}
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if recorder.paused == 0:
+            recorder.modules.append(module_names[module])
+            _inputs(recorder, args, kwargs)
+        if module in norms:
+            if recorder.paused == 0 and args and isinstance(args[0], Tensor):
+                entered[id(module)] = args[0]
+            recorder.paused += 1
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if module in norms:
+            recorder.paused -= 1
+            x = entered.pop(id(module), None)
+            if recorder.paused == 0 and x is not None and id(x) in recorder.node_of:
+                weights = tuple(recorder.names[id(p)] for p in module.parameters() if id(p) in recorder.names)
+                node = Node(
+                    "norm", (recorder.node_of[id(x)],), tuple(x.shape), module_names[module], weights,
+                    function=type(module).__name__, centred=norms[module],
+                )  # fmt: skip
+                index = recorder._add(node, [output])
+                if keep:
+                    keep(index, "norm", [x], output)
+        if recorder.paused == 0:
+            recorder.modules.pop()
+
+    module_names = {module: name for name, module in model.named_modules()}
+    handles: list[Any] = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        with recorder:
+            yield recorder
+    finally:
+        for handle in handles:
+            handle.remove()
+        recorder.alive.clear()
+
+
+def _inputs(recorder: Recorder, args: Any, kwargs: Any) -> None:
+    """Floating tensors the model is given are where streams may begin (embeddings, pixels)."""
+    if len(recorder.modules) > 2:
+        return
+    for t in tensors_in([args, kwargs]):
+        if t.is_floating_point() and id(t) not in recorder.node_of and id(t) not in recorder.names:
+            recorder._add(Node("input", (), tuple(t.shape), ""), [t])
+
+
+def trace(model: nn.Module, run: Callable[[], Any]) -> tuple[Graph, dict[nn.Module, bool], Any]:
+    """The graph of one run of the model, the norms it holds, and what the run returned."""
+    norms = find_norms(model, run)
+    with recording(model, norms) as recorder:
+        result = run()
+        for t in tensors_in(result):
+            if id(t) in recorder.node_of:
+                recorder.graph.output = recorder.node_of[id(t)]
+                break
+    return recorder.graph, norms, result
+
+
+def sizes(model: nn.Module) -> dict[str, Size]:
+    """How widely each matrix spreads, and the bias of the module it belongs to."""
+    found: dict[str, Size] = {}
+    names = {id(p): name for name, p in model.named_parameters()}
+    for module in model.modules():
+        bias = getattr(module, "bias", None)
+        bias_std = float(bias.detach().float().pow(2).mean().sqrt()) if isinstance(bias, nn.Parameter) else None
+        for p in module.parameters(recurse=False):
+            if p.ndim == 2 and p.numel():
+                found[names[id(p)]] = Size(tuple(p.shape), float(p.detach().float().std(correction=0)), bias_std)
+    return found
