@@ -1,6 +1,8 @@
 """Which short trainings learn: the labelled grid that the verdict is tuned and scored on.
 
-    python -m bench.stability --out bench/results/stability.csv [--workers 2] [--minutes 10]
+    python -m bench.stability train     bench/results/stability.csv: which runs learnt
+    python -m bench.stability probe     bench/results/stability_probes.csv: what the verdict measures before training
+    python -m bench.stability fit       leadline/diagnose/calibration.json, fitted on width 64, scored on the others
 
 A cell is (placement, layers, width, warm-up, seed); each is trained at every rate of a ladder on `builtin:numerals`,
 with a constant rate after the warm-up. A run stops as soon as it has learnt, and never trains longer than UPDATES.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import multiprocessing
 import shutil
 import tempfile
@@ -22,7 +25,11 @@ UPDATES = 400
 EVERY = 50
 LEARNT = 1.5  # nats a token. Without looking at the source a model gets to about 2.0
 STUCK = 4.3  # nats a token: no better than the frequencies of the tokens (4.4) after half the updates
+RATES = [5e-4 * 2**k for k in range(8)]
 COLUMNS = ["placement", "layers", "dim", "warmup", "seed", "lr", "learnt", "diverged", "updates", "nll", "curve", "seconds"]  # fmt: skip
+
+
+PROBE_COLUMNS = ["placement", "layers", "dim", "warmup", "seed", "lr", "collapse", "change", "output_change"]
 
 
 class Cell(NamedTuple):
@@ -46,7 +53,7 @@ def config_of(cell: Cell, lr: float) -> Any:
             "dim": cell.dim, "ffn_dim": 2 * cell.dim, "heads": 2,
         },
         optim={"lr": lr, "warmup": cell.warmup, "schedule": "constant"},
-        train={"updates": UPDATES, "batch_tokens": 512, "eval_every": EVERY, "keep": 1, "seed": cell.seed, "device": "cpu"},
+        train={"updates": UPDATES + max(cell.warmup - 100, 0), "batch_tokens": 512, "eval_every": EVERY, "keep": 1, "seed": cell.seed, "device": "cpu"},
     )  # fmt: skip
 
 
@@ -120,9 +127,56 @@ def train_grid(jobs: list[tuple[Cell, float]], out: Path, workers: int, minutes:
             print(count + 1, len(jobs), *(f"{name}={row[name]}" for name in COLUMNS), flush=True)
 
 
+def probe_one(cell: Cell) -> list[dict[str, Any]]:
+    """What the verdict sees of a cell: the first steps at every rate, of a model drawn with another seed."""
+    import torch
+
+    from leadline.diagnose import probe
+    from leadline.diagnose.record import Record
+    from leadline.diagnose.verdict import STEPS, features
+    from leadline.subjects import subject_of
+
+    torch.set_num_threads(1)
+    subject = subject_of(config_of(cell, RATES[0]))
+    start = probe.look(subject, subject.batches[-1])
+    before = [
+        Record("diversity", probe.diversity(stream), position=c.position)
+        for c, stream in zip(subject.connections, start.streams, strict=True)
+    ]
+    rows = []
+    for lr in RATES:
+        records = probe.rollout(subject, lr, STEPS, start=start)
+        collapse, change = features(before, records)
+        first = next(r.value for r in records if r.quantity == "output_change")
+        facts = {"lr": lr, "collapse": f"{collapse:.5f}", "change": f"{change:.5f}", "output_change": f"{first:.5f}"}
+        rows.append(cell._asdict() | facts)
+    return rows
+
+
+def probe_grid(grid: Path, out: Path, workers: int, seed: int) -> None:
+    cells = sorted({(r["placement"], int(r["layers"]), int(r["dim"])) for r in read(grid)}, key=lambda c: -c[1])
+    done = {(r["placement"], int(r["layers"]), int(r["dim"])) for r in read(out)} if out.exists() else set()
+    jobs = [Cell(*cell, 0, seed) for cell in cells if cell not in done]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool, out.open("a", newline="") as file:
+        writer = csv.DictWriter(file, PROBE_COLUMNS, lineterminator="\n")
+        if not done:
+            writer.writeheader()
+        for count, rows in enumerate(pool.imap_unordered(probe_one, jobs), 1):
+            writer.writerows(rows)
+            file.flush()
+            print(count, len(jobs), *rows[0].values(), flush=True)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path("bench/results/stability.csv"))
+    parser = argparse.ArgumentParser(prog="python -m bench.stability")
+    parser.add_argument("what", choices=["train", "probe", "fit"])
+    parser.add_argument("--grid", type=Path, default=Path("bench/results/stability.csv"))
+    parser.add_argument("--probes", type=Path, default=Path("bench/results/stability_probes.csv"))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--placements", nargs="+", default=["post_ln", "pre_ln", "deepnorm"])
@@ -130,14 +184,21 @@ def main() -> None:
     parser.add_argument("--dims", nargs="+", type=int, default=[32, 64, 128])
     parser.add_argument("--warmups", nargs="+", type=int, default=[0, 100])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
-    parser.add_argument("--rates", nargs="+", type=float, default=[5e-4 * 2**k for k in range(8)])
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES)
     a = parser.parse_args()
-    jobs = [
-        (Cell(placement, layers, dim, warmup, seed), lr)
-        for layers in sorted(a.layers, reverse=True) for dim in a.dims for seed in a.seeds for warmup in a.warmups
-        for placement in a.placements for lr in a.rates
-    ]  # fmt: skip
-    train_grid(jobs, a.out, a.workers, a.minutes)
+    if a.what == "probe":
+        probe_grid(a.grid, a.probes, a.workers, seed=11)
+    elif a.what == "fit":
+        from bench import calibrate
+
+        calibrate.run(read(a.grid), read(a.probes))
+    else:
+        jobs = [
+            (Cell(placement, layers, dim, warmup, seed), lr)
+            for layers in sorted(a.layers, reverse=True) for dim in a.dims for seed in a.seeds for warmup in a.warmups
+            for placement in a.placements for lr in a.rates
+        ]  # fmt: skip
+        train_grid(jobs, a.grid, a.workers, a.minutes)
 
 
 if __name__ == "__main__":

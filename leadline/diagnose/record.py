@@ -24,6 +24,7 @@ class Record:
     stack: str = ""  # which stack of blocks it belongs to
     step: int = 0  # optimizer steps taken before it was measured
     seed: int = 0
+    rate: float = 0.0  # learning rate of the steps taken; 0: none were
 
 
 QUANTITIES = {
@@ -37,6 +38,8 @@ QUANTITIES = {
     "update_norm": "Frobenius norm of the change of a weight in one optimizer step",
     "hidden_change": "change of the stream after a residual connection, relative to its norm",
     "output_change": "‖ΔF‖: change of the model's output on the first batch since step 0, relative to its norm",
+    "step_change": "change of the model's output on the same batch in one optimizer step, relative to its norm",
+    "diversity": "how much of the stream differs between tokens: 1 nothing in common, 0 all the same",
     "loss": "loss on the batch of that step",
 }
 
@@ -53,6 +56,7 @@ def save(records: Iterable[Record], path: Path) -> None:
 def load(path: Path) -> list[Record]:
     names = {field.name for field in fields(Record)}
     found = []
+    number = 0
     try:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             row = json.loads(line)

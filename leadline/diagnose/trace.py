@@ -198,6 +198,8 @@ def find_norms(model: nn.Module, run: Callable[[], Any]) -> dict[nn.Module, bool
 
     def ask(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
+        if any(callable(a) for a in (*args, *kwargs.values()) if not isinstance(a, Tensor)):
+            return  # it may run a whole sublayer
         if module in asked or x is None or not isinstance(output, Tensor) or output.shape != x.shape or not x.numel():
             return
         asked.add(module)
@@ -264,7 +266,9 @@ def recording(
                 )  # fmt: skip
                 index = recorder._add(node, [output])
                 if keep:
+                    recorder.paused += 1  # what it computes is not the model's
                     keep(index, "norm", [x], output)
+                    recorder.paused -= 1
         if recorder.paused == 0:
             recorder.modules.pop()
 

@@ -57,8 +57,11 @@ def collate(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shape: batching.Shap
 
 def loss(model: Transformer, batch: Batch, smoothing: float) -> Tensor:
     """The label-smoothed loss, summed over the labels."""
-    logits = model.logits(model(batch.source, batch.target))
-    return cross_entropy(logits, batch.labels, smoothing, PAD)[0]
+    return loss_of_hidden(model, model(batch.source, batch.target), batch, smoothing)
+
+
+def loss_of_hidden(model: Transformer, hidden_TD: Tensor, batch: Batch, smoothing: float) -> Tensor:
+    return cross_entropy(model.logits(hidden_TD), batch.labels, smoothing, PAD)[0]
 
 
 class Translation:

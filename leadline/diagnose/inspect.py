@@ -1,0 +1,122 @@
+"""`leadline.inspect`: any model built of residual blocks, before it is trained.
+
+    import leadline
+
+    found = leadline.inspect(model, batch, loss=lambda output, batch: ..., optimizer=torch.optim.Adam(...))
+    print(found)
+
+The model is run and trained for a few steps at a few rates; afterwards it and its optimizer are as they were.
+"""
+
+from __future__ import annotations
+
+import itertools
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from leadline.diagnose import probe
+from leadline.diagnose.inspection import Inspection
+from leadline.diagnose.probe import Loss, Subject
+from leadline.diagnose.record import Record
+from leadline.diagnose.verdict import STEPS, features, judge, score
+from leadline.errors import UserError
+
+BATCHES = 5  # at most: four to train on, one to look at
+REACH = 8  # doublings or halvings of the rate until the edge must have come
+
+
+def inspect(
+    module: nn.Module,
+    batch: Any,
+    loss: Loss | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    warmup: int = 0,
+) -> Inspection:
+    """Find the residual connections of a model, name what is wrong with them, and say whether it will train.
+
+    batch      what the model is called with: a dictionary of keywords, a tuple of arguments or a single value;
+               a DataLoader or an iterator of such gives a few of them
+    loss       function(output, batch) -> one number; not needed where the output has a `loss`
+    optimizer  what will train it, at the intended rate; Adam at 1e-3 if not given
+    warmup     updates over which the rate will rise
+    """
+    if not isinstance(module, nn.Module):
+        raise UserError(f"inspect takes a torch.nn.Module, not {type(module).__name__}")
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    if not trainable:
+        raise UserError("every weight of the model is frozen: nothing would be trained; set requires_grad on some")
+    optimizer = optimizer or torch.optim.Adam(trainable, lr=1e-3)
+    ours = {id(p) for p in trainable}
+    if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        raise UserError("the optimizer holds none of the model's weights: make it from model.parameters()")
+    subject = Subject(module, _batches(batch), loss, optimizer)
+    return inspect_subject(subject, type(module).__name__, warmup=warmup)
+
+
+def _batches(batch: Any) -> list[Any]:
+    if isinstance(batch, Iterator | torch.utils.data.DataLoader):
+        found = list(itertools.islice(batch, BATCHES))
+        if not found:
+            raise UserError("the iterator of batches is empty")
+        return found
+    return [batch]
+
+
+def inspect_subject(subject: Subject, name: str, rate: float | None = None, warmup: int = 0, seed: int = 0) -> Inspection:
+    rate = float(rate or max(group["lr"] for group in subject.optimizer.param_groups))
+    if not rate > 0:
+        raise UserError(f"the learning rate is {rate}: give the optimizer the rate you intend to train with")
+    found = subject.connections
+    before = probe.initial(subject, seed)
+    shown = subject.batches[-1]
+    start = probe.look(subject, shown)
+    at_start = [
+        Record("diversity", probe.diversity(stream), c.where, c.position, c.stack, seed=seed)
+        for c, stream in zip(found, start.streams, strict=True)
+    ]
+    before = [r for r in before if r.quantity != "diversity"] + at_start
+
+    rollouts: dict[float, list[Record]] = {}
+
+    def log_odds(at: float) -> float:
+        if at not in rollouts:
+            rollouts[at] = probe.rollout(subject, at, STEPS, seed, start)
+        return score(*features(before, rollouts[at]))
+
+    _find_edge(log_odds, rate)
+    verdict = judge(found, subject.findings, before, rollouts, rate, warmup)
+    records = [*before, *(r for at in sorted(rollouts) for r in rollouts[at])]
+    return Inspection(name, found, subject.findings, records, verdict, _facts(subject))
+
+
+def _find_edge(log_odds: Any, rate: float) -> None:
+    """Tries rates in steps of four, then the one between, until the edge lies between two that differ by two."""
+    up = log_odds(rate) > 0
+    factor = 4.0 if up else 0.25
+    last = rate
+    for _ in range(REACH // 2):
+        following = last * factor
+        if (log_odds(following) > 0) != up:
+            log_odds((last * following) ** 0.5)
+            return
+        last = following
+
+
+def _facts(subject: Subject) -> dict[str, Any]:
+    model, optimizer = subject.model, subject.optimizer
+    first = next(model.parameters())
+    return {
+        "model": type(model).__name__,
+        "weights": sum(p.numel() for p in model.parameters()),
+        "frozen": sum(p.numel() for p in model.parameters() if not p.requires_grad),
+        "optimizer": type(optimizer).__name__,
+        "dtype": str(first.dtype).removeprefix("torch."),
+        "device": str(first.device),
+        "batches": len(subject.batches),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+    }

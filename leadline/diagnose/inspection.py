@@ -1,0 +1,73 @@
+"""The result of an inspection, as a value and as a folder: inspection.json and records.jsonl. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from leadline.diagnose import record
+from leadline.diagnose.faults import Finding
+from leadline.diagnose.record import Record
+from leadline.diagnose.structure import Connection
+from leadline.diagnose.verdict import Verdict
+from leadline.errors import UserError
+from leadline.files import write_json
+
+
+@dataclass(frozen=True)
+class Inspection:
+    name: str
+    connections: Sequence[Connection]
+    findings: Sequence[Finding]
+    records: Sequence[Record]
+    verdict: Verdict
+    facts: dict[str, Any]  # weights, optimizer, versions, device
+
+    def __str__(self) -> str:
+        return "\n".join(lines(self))
+
+    def save(self, folder: str | Path) -> None:
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        record.save(self.records, path / "records.jsonl")
+        write_json(path / "inspection.json", {key: value for key, value in asdict(self).items() if key != "records"})
+
+
+def load(folder: str | Path) -> Inspection:
+    path = Path(folder)
+    try:
+        found = json.loads((path / "inspection.json").read_text(encoding="utf-8"))
+        return Inspection(
+            found["name"],
+            [_built(Connection, row) for row in found["connections"]],
+            [_built(Finding, row) for row in found["findings"]],
+            record.load(path / "records.jsonl"),
+            _built(Verdict, found["verdict"]),
+            found["facts"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} does not hold an inspection: {error}") from None
+
+
+def _built(kind: Any, row: dict[str, Any]) -> Any:
+    known = {field.name for field in fields(kind)}
+    return kind(**{key: tuple(value) if isinstance(value, list) and kind is Connection else value
+                   for key, value in row.items() if key in known})  # fmt: skip
+
+
+def lines(inspection: Inspection) -> list[str]:
+    """What a person wants to know, verdict first."""
+    v = inspection.verdict
+    said = [f"{inspection.name}: {v.answer}", f"  at lr {v.rate:g}, warm-up {v.warmup}: "
+            f"{'trains' if v.trains else 'does not train'} (probability of learning {v.probability:.2f})"]  # fmt: skip
+    said += [f"  because {line}" for line in v.evidence]
+    if not v.trains:
+        said.append(f"  the first layer that moves: {v.where}")
+    for f in inspection.findings:
+        more = f" ({f.places} places)" if f.places > 1 else ""
+        said.append(f"  {'wrong' if f.severity == 'fault' else 'note'}: {f.where}{more}: {f.message}")
+    said += [f"  to do: {line}" for line in v.remedies]
+    return said

@@ -1,0 +1,292 @@
+"""Measures a model where it stands: its streams, norms and gradients, and what the first optimizer steps do to it.
+
+    subject = Subject(model, batches, loss, optimizer)
+    subject.connections                 what residual connections it has
+    initial(subject)                    records at step 0
+    rollout(subject, rate, steps)       records of the first steps at a rate; the model is left as it was
+
+A look at the model is one forward pass in which every residual connection is read; statistics are in float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leadline.diagnose import faults, structure, trace
+from leadline.diagnose.record import Record
+from leadline.diagnose.structure import Connection
+from leadline.errors import UserError
+
+Loss = Callable[[Any, Any], Tensor]  # of the model's output and the batch
+
+
+@dataclass
+class Subject:
+    """A model, what to run it on, and what would train it."""
+
+    model: nn.Module
+    batches: Sequence[Any]
+    loss: Loss | None
+    optimizer: torch.optim.Optimizer
+    initial: bool = True  # the weights are as they were drawn
+    call: Callable[[Any, Any], Any] | None = None  # how the model is run on a batch, where that is special
+
+    def run(self, batch: Any) -> Any:
+        with _one_sentence(self.model):
+            if self.call:
+                return self.call(self.model, batch)
+            if isinstance(batch, dict):
+                return self.model(**batch)
+            if isinstance(batch, list | tuple):
+                return self.model(*batch)
+            return self.model(batch)
+
+    def loss_of(self, output: Any, batch: Any) -> Tensor:
+        if self.loss is not None:
+            value = self.loss(output, batch)
+        else:
+            value = getattr(output, "loss", None)
+            if value is None and isinstance(output, Tensor) and output.ndim == 0:
+                value = output
+            if value is None:
+                raise UserError(
+                    "the model gives no loss for this batch: put the labels into the batch, or pass "
+                    "loss=function(output, batch)"
+                )
+        if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
+            raise UserError("the loss must be one number: a tensor without dimensions")
+        if not value.requires_grad:
+            raise UserError("the loss does not depend on any weight that can be trained: unfreeze some of them")
+        return value
+
+    @cached_property
+    def _traced(self) -> tuple[trace.Graph, dict[nn.Module, bool]]:
+        with seeded():
+            graph, norms, _ = trace.trace(self.model, lambda: self.run(self.batches[0]))
+        return graph, norms
+
+    @cached_property
+    def connections(self) -> list[Connection]:
+        found = structure.connections(self._traced[0])
+        if not found:
+            raise UserError(
+                f"no residual connection was found in {type(self.model).__name__}: there is nothing to inspect in a "
+                f"model that is not built of x + f(x)"
+            )
+        return found
+
+    @cached_property
+    def findings(self) -> list[faults.Finding]:
+        return faults.findings(self.connections, trace.sizes(self.model), self.initial)
+
+    @contextlib.contextmanager
+    def reading(self, wanted: dict[int, list[Tensor]]) -> Iterator[None]:
+        """Within it, the operands and the result of each wanted node are put into `wanted`."""
+
+        def keep(index: int, op: str, operands: Sequence[Tensor], result: Tensor) -> None:
+            if index in wanted:
+                wanted[index] = [t.detach().float() for t in (*operands, result)]
+
+        with trace.recording(self.model, self._traced[1], keep):
+            yield
+
+
+def output_of(value: Any) -> Tensor:
+    """What the model is for: the first tensor it returns that has more than one number a sample."""
+    for t in trace.tensors_in(value):
+        if t.is_floating_point() and t.ndim >= 2:
+            return t
+    raise UserError("the model returns no floating tensor with at least two dimensions, so its change cannot be measured")
+
+
+@contextlib.contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Dropout draws the same every time, and the caller's random numbers are left as they were."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def _one_sentence(model: nn.Module) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{type(model).__name__} cannot be run on this batch: {reason}") from error
+
+
+def _token_norm(x: Tensor) -> float:
+    return float(x.flatten(0, -2).norm(dim=-1).mean())
+
+
+def diversity(x: Tensor) -> float:
+    """How much of the stream differs between tokens: 1 where they have nothing in common, 0 where all are the same."""
+    rows = x.flatten(0, -2)
+    return float((rows.var(0, correction=0).mean() / rows.pow(2).mean().clamp_min(1e-30)).sqrt())
+
+
+def relative_change(new: Tensor, old: Tensor) -> float:
+    return float((new - old).norm() / old.norm().clamp_min(1e-30))
+
+
+@dataclass
+class Look:
+    """The streams after every connection and the model's output, on one batch."""
+
+    streams: list[Tensor]
+    output: Tensor
+
+
+def look(subject: Subject, batch: Any) -> Look:
+    wanted: dict[int, list[Tensor]] = {c.add: [] for c in subject.connections}
+    with seeded(), subject.reading(wanted):
+        output = output_of(subject.run(batch)).detach().float()
+    if any(not tensors for tensors in wanted.values()):
+        raise UserError("the model does not compute the same operations each time, so its layers cannot be followed")
+    return Look([wanted[c.add][-1] for c in subject.connections], output)
+
+
+def initial(subject: Subject, seed: int = 0) -> list[Record]:
+    """At every connection: stream, branch, norm inputs and Jacobians; of every weight: its norm and its gradient."""
+    return _streams(subject, seed) + _gradients(subject, seed)
+
+
+def _streams(subject: Subject, seed: int) -> list[Record]:
+    nodes = subject._traced[0].nodes
+    found = subject.connections
+    wanted: dict[int, list[Tensor]] = {c.add: [] for c in found} | {i: [] for c in found for i in c.norm_nodes}
+    with seeded(), subject.reading(wanted):
+        subject.run(subject.batches[0])
+    records: list[Record] = []
+    for c in found:
+        at: dict[str, Any] = {"position": c.position, "stack": c.stack, "seed": seed}
+        left, right, result = wanted[c.add]
+        branch = right if nodes[c.add].inputs[1] == c.branch else left
+        records += [
+            Record("hidden_norm", _token_norm(result), c.where, **at),
+            Record("branch_norm", _token_norm(branch), c.where, **at),
+            Record("diversity", diversity(result), c.where, **at),
+        ]
+        for node in c.norm_nodes:
+            x = wanted[node][0]
+            size = (x - x.mean(-1, keepdim=True) if nodes[node].centred else x).flatten(0, -2).norm(dim=-1)
+            root = math.sqrt(x.shape[-1])
+            where = nodes[node].module
+            records.append(Record("norm_input", float(x.flatten(0, -2).norm(dim=-1).mean()) / root, where, **at))
+            records.append(Record("norm_jacobian", float((root / size.clamp_min(1e-12)).mean()), where, **at))
+    return records
+
+
+def _gradients(subject: Subject, seed: int) -> list[Record]:
+    """Backward over every batch, without a step."""
+    weights = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
+    sums: dict[str, Tensor] = {}
+    norms: dict[str, float] = dict.fromkeys(weights, 0.0)
+    kept = {name: p.grad for name, p in weights.items()}
+    try:
+        for batch in subject.batches:
+            for p in weights.values():
+                p.grad = None
+            with seeded():
+                subject.loss_of(subject.run(batch), batch).backward()
+            for name, p in weights.items():
+                if p.grad is not None:
+                    gradient = p.grad.detach().float()
+                    sums[name] = sums[name] + gradient if name in sums else gradient.clone()
+                    norms[name] += float(gradient.norm())
+    finally:
+        for name, p in weights.items():
+            p.grad = kept[name]
+    count = len(subject.batches)
+    place = {w: c for c in reversed(subject.connections) for w in c.weights}
+    records = []
+    for name, p in weights.items():
+        c = place.get(name)
+        at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else "", "seed": seed}
+        records.append(Record("weight_norm", float(p.detach().float().norm()), name, **at))
+        if name in sums:
+            records.append(Record("grad_norm_of_mean", float(sums[name].norm()) / count, name, **at))
+            records.append(Record("mean_grad_norm", norms[name] / count, name, **at))
+    return records
+
+
+@contextlib.contextmanager
+def restored(subject: Subject) -> Iterator[None]:
+    """Whatever happens within, the model and the optimizer are afterwards as they were."""
+    model, optimizer = subject.model, subject.optimizer
+    values = {name: t.detach().clone() for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+    gradients = [(p, p.grad) for p in model.parameters()]
+    state = copy.deepcopy(optimizer.state_dict())
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, t in model.state_dict(keep_vars=True).items():
+                if name in values:
+                    t.copy_(values[name])
+        for p, gradient in gradients:
+            p.grad = gradient
+        optimizer.state.clear()
+        optimizer.load_state_dict(state)
+
+
+def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Look | None = None) -> list[Record]:
+    """The first steps of training at a constant rate, from where the model stands.
+
+    After each step, on the last batch (which is not trained on where there are several): how far the output and every
+    stream have moved since the start, how far in this step, and how different the tokens still are.
+    """
+    optimizer, batches = subject.optimizer, subject.batches
+    train, shown = (batches[:-1], batches[-1]) if len(batches) > 1 else (batches, batches[0])
+    start = start or look(subject, shown)
+    records: list[Record] = []
+    found = subject.connections
+    weights = [(name, p) for name, p in subject.model.named_parameters() if p.requires_grad]
+    place = {w: c for c in reversed(found) for w in c.weights}
+    with restored(subject):
+        optimizer.state.clear()
+        largest = max(group["lr"] for group in optimizer.param_groups) or 1.0
+        rates = [float(group["lr"]) / float(largest) * rate for group in optimizer.param_groups]
+        before = start
+        for step in range(1, steps + 1):
+            batch = train[(step - 1) % len(train)]
+            optimizer.zero_grad(set_to_none=True)
+            with seeded(step):
+                loss = subject.loss_of(subject.run(batch), batch)
+                loss.backward()
+            old = [p.detach().clone() for _, p in weights] if step == 1 else []
+            for group, value in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = value
+            optimizer.step()
+            for (name, p), was in zip(weights, old, strict=False):
+                c = place.get(name)
+                at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else ""}
+                moved = float((p.detach().float() - was.float()).norm())
+                records.append(Record("update_norm", moved, name, step=step, seed=seed, rate=rate, **at))
+            after = look(subject, shown)
+            whole: dict[str, Any] = {"step": step, "seed": seed, "rate": rate}
+            records += [
+                Record("loss", float(loss.detach()), **whole),
+                Record("output_change", relative_change(after.output, start.output), **whole),
+                Record("step_change", relative_change(after.output, before.output), **whole),
+            ]
+            for c, stream, first in zip(found, after.streams, start.streams, strict=True):
+                at = {"where": c.where, "position": c.position, "stack": c.stack, **whole}
+                records.append(Record("hidden_change", relative_change(stream, first), **at))
+                records.append(Record("diversity", diversity(stream), **at))
+            before = after
+            if not math.isfinite(float(loss.detach())):
+                break
+    return records
