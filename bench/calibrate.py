@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import math
 from collections import defaultdict
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from leadline.diagnose.verdict import highest_rate, probability, score
+from leadline.diagnose.verdict import Features, highest_rate, probability, score
 from leadline.files import write_json
 from leadline.terminal import table
 
@@ -22,6 +23,10 @@ CellKey = tuple[str, int, int]  # placement, layers, width
 
 def cell_of(row: Row) -> CellKey:
     return row["placement"], int(row["layers"]), int(row["dim"])
+
+
+def features_of(row: Row) -> Features:
+    return Features(*(float(row[name]) for name in Features._fields))
 
 
 def highest_learnt(grid: Sequence[Row], warmup: int) -> dict[CellKey, float]:
@@ -58,7 +63,9 @@ def warmup_gains(grid: Sequence[Row]) -> list[tuple[int, float]]:
     gains = []
     for warmup in sorted({int(row["warmup"]) for row in grid} - {0}):
         found = highest_learnt(grid, warmup)
-        logs = [math.log2(rate / without[c]) for c, rate in found.items() if c[2] == TUNED_ON and rate and without.get(c)]
+        logs = [
+            math.log2(rate / without[c]) for c, rate in found.items() if c[2] == TUNED_ON and rate and without.get(c)
+        ]
         gains.append((warmup, round(2 ** float(np.mean(logs)), 2)))
     return gains
 
@@ -66,13 +73,12 @@ def warmup_gains(grid: Sequence[Row]) -> list[tuple[int, float]]:
 def run(grid: Sequence[Row], probes: Sequence[Row]) -> None:
     truth = highest_learnt(grid, 0)
     # A rate below one that learnt is not unstable: at worst it is too slow for the updates it was given.
-    rows = [(cell_of(r), float(r["lr"]), float(r["collapse"]), float(r["change"])) for r in probes if cell_of(r) in truth]
-    labels = [lr <= truth[cell] for cell, lr, _, _ in rows]
+    rows = [(cell_of(r), float(r["lr"]), features_of(r)) for r in probes if cell_of(r) in truth]
+    labels = [lr <= truth[cell] for cell, lr, _ in rows]
     tuned = [cell[2] == TUNED_ON for cell, *_ in rows]
-    x = np.array([[collapse, change] for *_, collapse, change in rows])
-    w = fit(x[tuned], np.array(labels, dtype=float)[tuned])
-    numbers = {"collapse": round(float(w[0]), 3), "change": round(float(w[1]), 3), "intercept": round(float(w[2]), 3)}
-    scores = [score(collapse, change, numbers) for *_, collapse, change in rows]
+    w = fit(np.array([found for *_, found in rows])[tuned], np.array(labels, dtype=float)[tuned])
+    numbers = {name: round(float(value), 3) for name, value in zip([*Features._fields, "intercept"], w, strict=True)}
+    scores = [score(found, numbers) for *_, found in rows]
 
     facts: dict[str, Any] = {"score": numbers, "warmup_gain": warmup_gains(grid)}
     held_out = [not t for t in tuned]
@@ -81,6 +87,17 @@ def run(grid: Sequence[Row], probes: Sequence[Row]) -> None:
     facts["with_warmup"] = with_warmup(grid, rows, scores, dict(facts["warmup_gain"]))
     facts["runs"], facts["date"] = len(grid), datetime.date.today().isoformat()
     write_json(Path("leadline/diagnose/calibration.json"), facts)
+    write_measured(truth, probes)
+
+
+def write_measured(truth: dict[CellKey, float], probes: Sequence[Row]) -> None:
+    """The table `leadline advise` reads."""
+    change = {(cell_of(r), float(r["lr"])): f"{10 ** float(r['first']):.3f}" for r in probes}
+    with Path("leadline/diagnose/measured.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["placement", "layers", "dim", "highest_rate", "output_change"])
+        for cell, rate in sorted(truth.items()):
+            writer.writerow([*cell, f"{rate:g}", change.get((cell, rate), 0)])
 
 
 def report(
@@ -124,7 +141,7 @@ def with_warmup(
 ) -> dict[str, Any]:
     """Runs with a warm-up of 100, held-out widths: the edge without warm-up times the gain."""
     by_cell: dict[CellKey, dict[float, float]] = defaultdict(dict)
-    for (cell, lr, _, _), value in zip(rows, scores, strict=True):
+    for (cell, lr, _), value in zip(rows, scores, strict=True):
         by_cell[cell][lr] = value
     truth = highest_learnt(grid, 100)
     chosen = [r for r in grid if int(r["warmup"]) == 100 and int(r["dim"]) != TUNED_ON and cell_of(r) in by_cell]

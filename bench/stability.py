@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import math
 import multiprocessing
 import shutil
 import tempfile
@@ -26,10 +25,11 @@ EVERY = 50
 LEARNT = 1.5  # nats a token. Without looking at the source a model gets to about 2.0
 STUCK = 4.3  # nats a token: no better than the frequencies of the tokens (4.4) after half the updates
 RATES = [5e-4 * 2**k for k in range(8)]
-COLUMNS = ["placement", "layers", "dim", "warmup", "seed", "lr", "learnt", "diverged", "updates", "nll", "curve", "seconds"]  # fmt: skip
+RUN = ["placement", "layers", "dim", "warmup", "seed", "lr"]
+COLUMNS = [*RUN, "learnt", "diverged", "updates", "nll", "curve", "seconds"]
 
 
-PROBE_COLUMNS = ["placement", "layers", "dim", "warmup", "seed", "lr", "collapse", "change", "output_change"]
+PROBE_COLUMNS = [*RUN, "collapse", "first", "change"]
 
 
 class Cell(NamedTuple):
@@ -38,6 +38,7 @@ class Cell(NamedTuple):
     dim: int
     warmup: int
     seed: int
+    budget: int = UPDATES  # updates it may take to learn
 
 
 class _Decided(Exception):
@@ -53,7 +54,10 @@ def config_of(cell: Cell, lr: float) -> Any:
             "dim": cell.dim, "ffn_dim": 2 * cell.dim, "heads": 2,
         },
         optim={"lr": lr, "warmup": cell.warmup, "schedule": "constant"},
-        train={"updates": UPDATES + max(cell.warmup - 100, 0), "batch_tokens": 512, "eval_every": EVERY, "keep": 1, "seed": cell.seed, "device": "cpu"},
+        train={
+            "updates": cell.budget + max(cell.warmup - 100, 0), "batch_tokens": 512, "eval_every": EVERY, "keep": 1,
+            "seed": cell.seed, "device": "cpu",
+        },
     )  # fmt: skip
 
 
@@ -72,7 +76,7 @@ def train_one(job: tuple[Cell, float]) -> dict[str, Any]:
         update = event.update
         if event.kind == "evaluation":
             curve.append(event.row["valid_nll"])
-            if curve[-1] < LEARNT or (curve[-1] > STUCK and update >= UPDATES // 2 + cell.warmup):
+            if curve[-1] < LEARNT or (curve[-1] > STUCK and update >= cell.budget // 2 + cell.warmup):
                 raise _Decided
 
     folder = Path(tempfile.mkdtemp())
@@ -84,7 +88,9 @@ def train_one(job: tuple[Cell, float]) -> dict[str, Any]:
         diverged = True
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return cell._asdict() | {
+    facts = cell._asdict()
+    facts.pop("budget")
+    return facts | {
         "lr": lr,
         "learnt": int(bool(curve) and not diverged and curve[-1] < LEARNT),
         "diverged": int(diverged),
@@ -134,10 +140,10 @@ def probe_one(cell: Cell) -> list[dict[str, Any]]:
     from leadline.diagnose import probe
     from leadline.diagnose.record import Record
     from leadline.diagnose.verdict import STEPS, features
-    from leadline.subjects import subject_of
+    from leadline.subjects import of_config
 
     torch.set_num_threads(1)
-    subject = subject_of(config_of(cell, RATES[0]))
+    subject = of_config(config_of(cell, RATES[0]))
     start = probe.look(subject, subject.batches[-1])
     before = [
         Record("diversity", probe.diversity(stream), position=c.position)
@@ -146,10 +152,8 @@ def probe_one(cell: Cell) -> list[dict[str, Any]]:
     rows = []
     for lr in RATES:
         records = probe.rollout(subject, lr, STEPS, start=start)
-        collapse, change = features(before, records)
-        first = next(r.value for r in records if r.quantity == "output_change")
-        facts = {"lr": lr, "collapse": f"{collapse:.5f}", "change": f"{change:.5f}", "output_change": f"{first:.5f}"}
-        rows.append(cell._asdict() | facts)
+        facts = {"lr": lr} | {name: f"{value:.5f}" for name, value in features(before, records)._asdict().items()}
+        rows.append({key: value for key, value in (cell._asdict() | facts).items() if key in PROBE_COLUMNS})
     return rows
 
 
@@ -184,6 +188,7 @@ def main() -> None:
     parser.add_argument("--dims", nargs="+", type=int, default=[32, 64, 128])
     parser.add_argument("--warmups", nargs="+", type=int, default=[0, 100])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--updates", type=int, default=UPDATES, help="for runs that were still on their way at 400")
     parser.add_argument("--rates", nargs="+", type=float, default=RATES)
     a = parser.parse_args()
     if a.what == "probe":
@@ -194,7 +199,7 @@ def main() -> None:
         calibrate.run(read(a.grid), read(a.probes))
     else:
         jobs = [
-            (Cell(placement, layers, dim, warmup, seed), lr)
+            (Cell(placement, layers, dim, warmup, seed, a.updates), lr)
             for layers in sorted(a.layers, reverse=True) for dim in a.dims for seed in a.seeds for warmup in a.warmups
             for placement in a.placements for lr in a.rates
         ]  # fmt: skip

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leadline import recipes
     from leadline.config import Config
+    from leadline.diagnose.inspect import inspect
+    from leadline.diagnose.inspection import Inspection
+    from leadline.diagnose.watch import Watch
     from leadline.errors import Diverged, UserError
     from leadline.model import Transformer
     from leadline.placement import PLACEMENTS, DeepNorm, Placement, PostLN, PreLN, Site
@@ -24,6 +27,9 @@ _HOME = {
     "recipes": "leadline.recipes",
     "Config": "leadline.config",
     "Diverged": "leadline.errors",
+    "Inspection": "leadline.diagnose.inspection",
+    "Watch": "leadline.diagnose.watch",
+    "inspect": "leadline.diagnose.inspect",
     "UserError": "leadline.errors",
     "Trained": "leadline.trained",
     "load": "leadline.trained",
@@ -52,6 +58,7 @@ __all__ = [
     "Config",
     "DeepNorm",
     "Diverged",
+    "Inspection",
     "Placement",
     "PostLN",
     "PreLN",
@@ -59,6 +66,8 @@ __all__ = [
     "Trained",
     "Transformer",
     "UserError",
+    "Watch",
+    "inspect",
     "load",
     "recipes",
     "resume",

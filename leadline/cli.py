@@ -101,10 +101,12 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/RECIPE-DATE if not given.")] = None,
     assignments: Set = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
+    watch: Annotated[int, typer.Option(help="Log every layer's norms each K updates, with an alarm; 0: do not.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Train a model into a run folder, or go on with one: leadline train --resume RUN."""
     from leadline.data.store import prepare
+    from leadline.diagnose.watch import Watch
     from leadline.placement import find
     from leadline.training import checkpoint, loop
     from leadline.training import run as runs
@@ -121,7 +123,8 @@ def train(
     with counting("pairs") as progress:
         prepare(config.data, progress=progress)  # before the bar of the training
     with TrainingView() as view:
-        loop.resume(folder, [view]) if resume else loop.train(config, folder, [view])
+        on_step: list[Any] = [view, Watch(watch)] if watch else [view]
+        loop.resume(folder, on_step) if resume else loop.train(config, folder, on_step)
     rows = runs.read_metrics(folder)
     last = next((row for row in reversed(rows) if "valid_nll" in row), {})
     best = checkpoint.best(folder)
@@ -204,6 +207,102 @@ def _load(run: Path, which: str, device: str | None, assignments: list[str] | No
     if bad := [a for a in assignments or [] if not a.startswith("decode.")]:
         raise UserError(f"--set {bad[0]}: a trained run can only change decode.* keys, such as decode.beam=5")
     return dataclasses.replace(trained, config=configuration.override(trained.config, assignments or []))
+
+
+@app.command("inspect")
+def inspect_command(
+    what: Annotated[
+        str,
+        typer.Argument(help="A recipe, a config.toml, a run, a Hugging Face folder (config.json) or module:function."),
+    ],
+    lr: Annotated[float | None, typer.Option(help="The rate to judge; the config's if not given.")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Warm-up updates to judge; the config's if not given.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many times to draw the weights.")] = 1,
+    assignments: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for inspection.json and records.jsonl.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page; figures as PNG and CSV go beside it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say before training whether a model will train, which layer is the trouble and what to change."""
+    if lr is not None and not lr > 0:
+        raise UserError(f"--lr must be above 0, not {lr:g}")
+    if seeds < 1 or (warmup or 0) < 0:
+        raise UserError("--seeds must be at least 1 and --warmup 0 or more")
+    from leadline import subjects
+    from leadline.diagnose.inspect import inspect_seeds
+
+    with counting("steps") as progress:
+        make, config = subjects.find(what, lr, assignments or [], progress)
+        updates = warmup if warmup is not None else config.optim.warmup if config else 0
+        first = config.train.seed if config else 1
+        found = inspect_seeds(make, range(first, first + seeds), what, updates if updates > 1 else 0, progress)
+        if html and config:
+            found = subjects.with_depths(found, config, progress)
+    if out:
+        found.save(out)
+    if html:
+        from leadline.report import inspections, page
+
+        page.write(f"leadline inspect {what}", inspections.sections_of(found), html, html.with_suffix(""))
+    if as_json:
+        _print_json({"name": found.name, "verdict": asdict(found.verdict), "facts": found.facts,
+                     "findings": [asdict(f) for f in found.findings],
+                     "connections": [asdict(c) for c in found.connections]})  # fmt: skip
+        return
+    answer.print(str(found), soft_wrap=True)
+    if html:
+        answer.print(f"page: {html}", soft_wrap=True)
+
+
+@app.command("advise")
+def advise_command(
+    layers: Annotated[int, typer.Option(help="Layers of each stack.")],
+    dim: Annotated[int, typer.Option(help="Width of the model.")] = 512,
+    arch: Annotated[str, typer.Option(help="encoder-decoder, encoder or decoder.")] = "encoder-decoder",
+    batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch.")] = 4096,
+    warmup: Annotated[int, typer.Option(help="Warm-up updates you are willing to spend.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Placement, α and β, rate and expected update for a model not built yet, from a measured table."""
+    from leadline.diagnose.advise import advise
+
+    if arch not in ("encoder-decoder", "encoder", "decoder"):
+        raise UserError(f"--arch {arch}: the choices are encoder-decoder, encoder and decoder")
+    found = advise(layers, dim, arch, batch_tokens, warmup)  # type: ignore[arg-type]
+    if as_json:
+        _print_json([asdict(entry) for entry in found])
+        return
+    rows = [
+        [entry.placement, f"{entry.rate:.1e}" if entry.rate else "does not train", f"{entry.highest_rate:.1e}",
+         f"{entry.output_change:.2f}" if entry.rate else "",
+         ", ".join(f"{k.replace('_', ' ')} {v:.3g}" for k, v in entry.constants.items())]
+        for entry in found
+    ]  # fmt: skip
+    title = f"{arch}, {layers} layers, d {dim}, warm-up {warmup}: best first"
+    table(title, ["placement", "use lr", "highest", "‖ΔF‖ of a step", "α and β"], rows)
+    for line in found[0].beyond:
+        answer.print(f"note: {line}", soft_wrap=True)
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, and folders written by leadline inspect --out.")],
+    out: Annotated[Path, typer.Option(help="The page to write; figures as PNG and CSV go beside it.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """One self-contained page about runs and inspections: curves, layers, verdicts, configurations."""
+    from leadline.diagnose import inspection
+    from leadline.report import inspections, page
+    from leadline.report import runs as reports
+
+    inspected = [folder for folder in runs if (folder / "inspection.json").exists()]
+    trained = [folder for folder in runs if folder not in inspected]
+    sections = reports.sections_of(trained) if trained else []
+    for folder in inspected:
+        sections += inspections.sections_of(inspection.load(folder))
+    page.write("Report of " + ", ".join(folder.name for folder in runs), sections, out, out.with_suffix(""))
+    answer.print(f"page: {out}", soft_wrap=True)
 
 
 @app.command()

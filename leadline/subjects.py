@@ -1,24 +1,71 @@
-"""What can be inspected by name: a recipe, a run, a Hugging Face folder, a function that returns a model."""
+"""What can be inspected by name: a recipe or config, a run, a Hugging Face folder, a function that returns a model."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from leadline import tasks
+from leadline import config as configuration
+from leadline import recipes, tasks
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.store import Progress, Store, prepare
+from leadline.diagnose.inspect import BATCHES, batches_of, last_gradient
+from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.probe import Subject
+from leadline.errors import UserError
 from leadline.model import Transformer
-from leadline.training import optim
+from leadline.trained import load
+from leadline.training import checkpoint, optim
+from leadline.training import run as runs
 
-BATCHES = 5  # one to look at, four to train on
+Make = Callable[[int], Subject]  # from a seed
+TOKENS = 512  # in a batch: enough for stable statistics, few enough for a CPU
 
 
-def subject_of(config: Config, model: Transformer | None = None, progress: Progress | None = None) -> Subject:
-    """The model, the data and the optimizer a config would train; `model`: with weights it already has."""
+def find(
+    what: str, lr: float | None, assignments: list[str], progress: Progress | None = None
+) -> tuple[Make, Config | None]:
+    """How to make the subject for each seed, and its config if it is one of ours."""
+    path = Path(what)
+    if path.is_dir() and (path / "config.toml").exists():
+        return _of_run(path, lr, assignments, progress)
+    if path.is_dir() and (path / "config.json").exists():
+        _no_settings(what, assignments)
+        return (lambda seed: _hugging_face(path, lr or 1e-3, seed)), None
+    if path.is_dir():
+        raise UserError(f"{what} is neither a run (config.toml) nor a Hugging Face model (config.json)")
+    if ":" in what and path.suffix != ".toml":
+        _no_settings(what, assignments)
+        return (lambda seed: _factory(what, lr or 1e-3, seed)), None
+    found = configuration.load(path) if path.suffix == ".toml" else recipes.find(what)
+    config = _asked(configuration.override(found, assignments), lr)
+    return (lambda seed: of_config(config.set(train={"seed": seed}), progress=progress)), config
+
+
+def _asked(config: Config, lr: float | None) -> Config:
+    return config.set(optim={"lr": lr}) if lr else config
+
+
+def _no_settings(what: str, assignments: list[str]) -> None:
+    if assignments:
+        raise UserError(f"--set changes a recipe or a run; {what} has no config of ours")
+
+
+def of_config(config: Config, model: Transformer | None = None, progress: Progress | None = None) -> Subject:
+    """The model, the data and the optimizer a config would train; `model`: with the weights it already has."""
+    tokens = max(min(config.train.batch_tokens, TOKENS), config.model.max_length)
+    config = replace(config, train=replace(config.train, batch_tokens=tokens))
     store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
     task = tasks.find(config.task)(config, store)
     fresh = model is None
@@ -35,3 +82,90 @@ def subject_of(config: Config, model: Transformer | None = None, progress: Progr
         return tasks.translation.loss_of_hidden(model, output, batch, config.train.label_smoothing) / batch.count
 
     return Subject(model, batches, loss, optim.optimizer(config.optim, model), fresh, call)
+
+
+def _of_run(
+    folder: Path, lr: float | None, assignments: list[str], progress: Progress | None
+) -> tuple[Make, Config | None]:
+    """A run is inspected with the weights of its last checkpoint."""
+    config = _asked(configuration.override(runs.load_config(folder), assignments), lr)
+    if not checkpoint.names(folder):
+        return (lambda seed: of_config(config.set(train={"seed": seed}), progress=progress)), config
+    return (lambda seed: of_config(config, load(folder, "last").model, progress)), config
+
+
+def _hugging_face(folder: Path, lr: float, seed: int) -> Subject:
+    """The architecture a config.json names, with random weights and random tokens."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            "a Hugging Face folder needs the transformers package: pip install leadline[huggingface]"
+        ) from None
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'config.json'} cannot be read as a Hugging Face config: {_first(error)}") from None
+    kind = getattr(transformers, (described.get("architectures") or [""])[0] or "-", None)
+    torch.manual_seed(seed)
+    try:
+        model = kind(config) if kind else transformers.AutoModelForCausalLM.from_config(config)
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{folder / 'config.json'} does not say which model with a loss to build: {_first(error)}"
+        ) from None
+    model.train()
+    batches = [_random_batch(model, config) for _ in range(BATCHES)]
+    return Subject(model, batches, None, torch.optim.Adam(model.parameters(), lr=lr))
+
+
+def _random_batch(model: Any, config: Any) -> dict[str, torch.Tensor]:
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        pixels = torch.randn(4, getattr(config, "num_channels", 3), size, size)
+        return {"pixel_values": pixels, "labels": torch.randint(0, getattr(config, "num_labels", 2), (4,))}
+    text = getattr(config, "text_config", config)
+    length = min(64, getattr(text, "max_position_embeddings", None) or 64)
+    tokens = torch.randint(0, int(text.vocab_size), (TOKENS // length, length))
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def _factory(what: str, lr: float, seed: int) -> Subject:
+    """`module:function`, which returns (model, batch), (model, batch, loss) or (model, batch, loss, optimizer)."""
+    module_name, _, name = what.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"{what}: the module cannot be imported: {_first(error)}") from None
+    finally:
+        sys.path.pop(0)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"{what}: {module_name} has no function {name!r}")
+    torch.manual_seed(seed)
+    found = function()
+    if not isinstance(found, tuple) or not 2 <= len(found) <= 4 or not isinstance(found[0], nn.Module):
+        raise UserError(f"{what} must return (model, batch), (model, batch, loss) or (model, batch, loss, optimizer)")
+    model, batch, loss, optimizer = (*found, None, None)[:4]
+    optimizer = optimizer or torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr)
+    return Subject(model, batches_of(batch), loss, optimizer)
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def with_depths(found: Inspection, config: Config, progress: Progress) -> Inspection:
+    """The same config at half, the same and twice the depth: how the last gradient goes with it."""
+    records = []
+    stacks = (config.model.encoder_layers, config.model.decoder_layers)
+    for factor in (0.5, 1, 2):
+        layers = [math.ceil(count * factor) for count in stacks]
+        progress("measuring other depths", max(layers))
+        deep = config.set(model={"encoder_layers": layers[0], "decoder_layers": layers[1]})
+        for seed in sorted({r.seed for r in found.records}):
+            subject = of_config(deep.set(train={"seed": seed}))
+            records.append(last_gradient(subject, layers[1] or layers[0], seed))
+    return replace(found, records=[*found.records, *records])

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from leadline.diagnose.record import Record
 from leadline.diagnose.verdict import STEPS, features, judge, score
 from leadline.errors import UserError
 
-BATCHES = 5  # at most: four to train on, one to look at
+BATCHES = STEPS + 1  # at most: one a step, one to look at
 REACH = 8  # doublings or halvings of the rate until the edge must have come
 
 
@@ -54,11 +55,11 @@ def inspect(
     ours = {id(p) for p in trainable}
     if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
         raise UserError("the optimizer holds none of the model's weights: make it from model.parameters()")
-    subject = Subject(module, _batches(batch), loss, optimizer)
+    subject = Subject(module, batches_of(batch), loss, optimizer)
     return inspect_subject(subject, type(module).__name__, warmup=warmup)
 
 
-def _batches(batch: Any) -> list[Any]:
+def batches_of(batch: Any) -> list[Any]:
     if isinstance(batch, Iterator | torch.utils.data.DataLoader):
         found = list(itertools.islice(batch, BATCHES))
         if not found:
@@ -67,7 +68,9 @@ def _batches(batch: Any) -> list[Any]:
     return [batch]
 
 
-def inspect_subject(subject: Subject, name: str, rate: float | None = None, warmup: int = 0, seed: int = 0) -> Inspection:
+def inspect_subject(
+    subject: Subject, name: str, rate: float | None = None, warmup: int = 0, seed: int = 0
+) -> Inspection:
     rate = float(rate or max(group["lr"] for group in subject.optimizer.param_groups))
     if not rate > 0:
         raise UserError(f"the learning rate is {rate}: give the optimizer the rate you intend to train with")
@@ -86,12 +89,40 @@ def inspect_subject(subject: Subject, name: str, rate: float | None = None, warm
     def log_odds(at: float) -> float:
         if at not in rollouts:
             rollouts[at] = probe.rollout(subject, at, STEPS, seed, start)
-        return score(*features(before, rollouts[at]))
+        return score(features(before, rollouts[at]))
 
     _find_edge(log_odds, rate)
     verdict = judge(found, subject.findings, before, rollouts, rate, warmup)
     records = [*before, *(r for at in sorted(rollouts) for r in rollouts[at])]
     return Inspection(name, found, subject.findings, records, verdict, _facts(subject))
+
+
+def inspect_seeds(
+    make: Callable[[int], Subject],
+    seeds: Sequence[int],
+    name: str,
+    warmup: int = 0,
+    progress: Callable[[str, int], None] = lambda what, done: None,
+) -> Inspection:
+    """The same model drawn several times: the records of all, the verdict of the one in the middle."""
+    found = []
+    for count, seed in enumerate(seeds):
+        progress("inspecting", count)
+        found.append(inspect_subject(make(seed), name, warmup=warmup, seed=seed))
+    ordered = sorted(found, key=lambda inspection: inspection.verdict.highest_rate)
+    middle = ordered[(len(ordered) - 1) // 2]
+    if len(found) > 1:
+        low, high = ordered[0].verdict.highest_rate, ordered[-1].verdict.highest_rate
+        line = f"seeds: over {len(found)} of them the highest rate without warm-up is {low:.1e} to {high:.1e}"
+        middle = replace(middle, verdict=replace(middle.verdict, evidence=[*middle.verdict.evidence, line]))
+    return replace(middle, records=[r for inspection in found for r in inspection.records])
+
+
+def last_gradient(subject: Subject, layers: int, seed: int = 0) -> Record:
+    """How large the gradient of the last feed-forward matrix is: Theorem 1's quantity, for a plot against depth."""
+    last = [c for c in subject.connections if c.sublayer == "feed-forward" and c.weights][-1]
+    values = {r.where: r.value for r in probe.gradients(subject, seed) if r.quantity == "grad_norm_of_mean"}
+    return Record("last_gradient", values[last.weights[-1]], last.where, layers, last.stack, seed=seed)
 
 
 def _find_edge(log_odds: Any, rate: float) -> None:

@@ -54,14 +54,13 @@ class Subject:
         if self.loss is not None:
             value = self.loss(output, batch)
         else:
-            value = getattr(output, "loss", None)
-            if value is None and isinstance(output, Tensor) and output.ndim == 0:
-                value = output
-            if value is None:
+            found = output if isinstance(output, Tensor) and output.ndim == 0 else getattr(output, "loss", None)
+            if found is None:
                 raise UserError(
                     "the model gives no loss for this batch: put the labels into the batch, or pass "
                     "loss=function(output, batch)"
                 )
+            value = found
         if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
             raise UserError("the loss must be one number: a tensor without dimensions")
         if not value.requires_grad:
@@ -105,7 +104,9 @@ def output_of(value: Any) -> Tensor:
     for t in trace.tensors_in(value):
         if t.is_floating_point() and t.ndim >= 2:
             return t
-    raise UserError("the model returns no floating tensor with at least two dimensions, so its change cannot be measured")
+    raise UserError(
+        "the model returns no floating tensor with at least two dimensions, so its change cannot be measured"
+    )
 
 
 @contextlib.contextmanager
@@ -160,13 +161,13 @@ def look(subject: Subject, batch: Any) -> Look:
 
 def initial(subject: Subject, seed: int = 0) -> list[Record]:
     """At every connection: stream, branch, norm inputs and Jacobians; of every weight: its norm and its gradient."""
-    return _streams(subject, seed) + _gradients(subject, seed)
+    return _streams(subject, seed) + gradients(subject, seed)
 
 
 def _streams(subject: Subject, seed: int) -> list[Record]:
     nodes = subject._traced[0].nodes
     found = subject.connections
-    wanted: dict[int, list[Tensor]] = {c.add: [] for c in found} | {i: [] for c in found for i in c.norm_nodes}
+    wanted: dict[int, list[Tensor]] = {i: [] for c in found for i in (c.add, *c.norm_nodes)}
     with seeded(), subject.reading(wanted):
         subject.run(subject.batches[0])
     records: list[Record] = []
@@ -189,7 +190,7 @@ def _streams(subject: Subject, seed: int) -> list[Record]:
     return records
 
 
-def _gradients(subject: Subject, seed: int) -> list[Record]:
+def gradients(subject: Subject, seed: int) -> list[Record]:
     """Backward over every batch, without a step."""
     weights = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
     sums: dict[str, Tensor] = {}

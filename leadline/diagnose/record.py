@@ -34,6 +34,7 @@ QUANTITIES = {
     "norm_jacobian": "spectral norm of the Jacobian of a normalisation, mean over tokens",
     "grad_norm_of_mean": "Frobenius norm of the gradient averaged over the batches",
     "mean_grad_norm": "Frobenius norm of the gradient, averaged over the batches",
+    "last_gradient": "grad_norm_of_mean of the last feed-forward matrix; `position` is the number of layers",
     "weight_norm": "Frobenius norm of a weight",
     "update_norm": "Frobenius norm of the change of a weight in one optimizer step",
     "hidden_change": "change of the stream after a residual connection, relative to its norm",
@@ -58,7 +59,8 @@ def load(path: Path) -> list[Record]:
     found = []
     number = 0
     try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            number += 1
             row = json.loads(line)
             value = row.pop("value")
             found.append(

@@ -9,7 +9,7 @@ way of at least one weight matrix. Everything else follows from where the normal
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -315,9 +315,9 @@ def _stacks(found: list[Connection]) -> list[Connection]:
         groups.setdefault(stack_of[c.position], []).append(c)
     names: dict[int, str] = {}
     for first, members in groups.items():
-        parts = [c.where.split(".") for c in members]
-        common = os.path.commonprefix([tuple(p) for p in parts])  # type: ignore[type-var]
-        name = ".".join(common) or "stack"
+        columns = zip(*(c.where.split(".") for c in members), strict=False)
+        common = itertools.takewhile(lambda parts: len(set(parts)) == 1, columns)
+        name = ".".join(parts[0] for parts in common) or "stack"
         while name in names.values():
             name += "'"
         names[first] = name

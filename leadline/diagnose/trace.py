@@ -31,7 +31,8 @@ DIVISIONS = {"div", "div_", "divide", "__truediv__", "__itruediv__"}
 SAME_VALUES = {
     "dropout", "dropout_", "feature_dropout", "alpha_dropout", "to", "type", "type_as", "float", "half", "bfloat16",
     "double", "contiguous", "clone", "view", "reshape", "view_as", "reshape_as", "transpose", "permute", "flatten",
-    "unflatten", "squeeze", "unsqueeze", "expand", "expand_as", "t", "movedim", "swapaxes", "__getitem__", "masked_fill",
+    "unflatten", "squeeze",
+    "unsqueeze", "expand", "expand_as", "t", "movedim", "swapaxes", "__getitem__", "masked_fill",
     "masked_fill_", "clamp", "nan_to_num", "requires_grad_", "narrow", "roll", "cat", "pad", "index_select", "detach",
     "nested_tensor", "to_padded_tensor",
 }  # fmt: skip

@@ -2,31 +2,34 @@
 
 What decides is measured, not assumed. In the first steps of a training that will fail, the tokens of a batch become
 alike: the update moves every position the same way, layer upon layer, until attention has nothing to tell apart and
-the gradients of the lower layers vanish. Two numbers say so after four steps at a rate:
+the gradients of the lower layers vanish. Three numbers say so after five steps at a rate:
 
     collapse   log10 of the tokens' diversity after step 3 over that at step 0, mean over the residual connections
-    change     log10 of ‖ΔF‖ in step 4, the change of the model's output in one step (DeepNet's quantity)
+    first      log10 of ‖ΔF‖ in step 1, the change of the model's output in one step (DeepNet's quantity)
+    change     log10 of ‖ΔF‖ in step 5, when the first shock is over
 
-A logistic function of the two, fitted on part of a grid of real trainings and scored on the rest
-(`python -m bench.stability`), gives the probability that the model learns; `calibration.json` holds its three numbers.
+A logistic function of them, fitted on part of a grid of real trainings and scored on the rest
+(`python -m bench.stability`), gives the probability that the model learns; `calibration.json` holds its numbers.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from leadline.diagnose import theory
 from leadline.diagnose.faults import Finding
 from leadline.diagnose.record import Record
 from leadline.diagnose.structure import Connection, layers_of
 
-STEPS = 4  # optimizer steps of a rollout
+STEPS = 5  # optimizer steps of a rollout
+COLLAPSE_AFTER = 3  # of them the tokens are compared with the start
 FLOOR = 1e-4  # smaller diversities and changes count as this one
 HOPELESS = 0.02  # a highest rate below this over the width: no rung of the grid's ladder learnt
 
@@ -51,21 +54,28 @@ class Verdict:
     remedies: list[str] = field(default_factory=list)
 
 
-def features(before: Sequence[Record], rollout: Sequence[Record]) -> tuple[float, float]:
-    """(collapse, change) of one rollout; a rollout that broke off counts as complete collapse."""
+class Features(NamedTuple):
+    collapse: float
+    first: float
+    change: float
+
+
+def features(before: Sequence[Record], rollout: Sequence[Record]) -> Features:
+    """Of one rollout; one that broke off counts as complete collapse."""
     start = {r.position: r.value for r in before if r.quantity == "diversity" and r.step == 0}
-    after = {r.position: r.value for r in rollout if r.quantity == "diversity" and r.step == STEPS - 1}
-    change = [r.value for r in rollout if r.quantity == "step_change" and r.step == STEPS]
-    if not after or not change or not all(map(math.isfinite, (*after.values(), *change))):
-        return math.log10(FLOOR), 0.0
+    after = {r.position: r.value for r in rollout if r.quantity == "diversity" and r.step == COLLAPSE_AFTER}
+    changes = {r.step: r.value for r in rollout if r.quantity == "step_change"}
+    if not after or STEPS not in changes or not all(map(math.isfinite, (*after.values(), *changes.values()))):
+        return Features(math.log10(FLOOR), 0.0, 0.0)
     logs = [math.log10(max(value, FLOOR) / max(start[at], FLOOR)) for at, value in after.items()]
-    return sum(logs) / len(logs), math.log10(max(change[0], FLOOR))
+    first, last = (math.log10(max(changes[step], FLOOR)) for step in (1, STEPS))
+    return Features(sum(logs) / len(logs), first, last)
 
 
-def score(collapse: float, change: float, numbers: Mapping[str, float] | None = None) -> float:
+def score(found: Features, numbers: Mapping[str, float] | None = None) -> float:
     """Log-odds that the model learns."""
     n = numbers or calibration()["score"]
-    return n["collapse"] * collapse + n["change"] * change + n["intercept"]
+    return n["intercept"] + sum(n[name] * value for name, value in found._asdict().items())
 
 
 def probability(log_odds: float) -> float:
@@ -75,7 +85,7 @@ def probability(log_odds: float) -> float:
 def highest_rate(scores: Mapping[float, float]) -> float:
     """Where the log-odds cross zero, on a line between the two rates around it in log rate."""
     rates = sorted(scores)
-    for low, high in zip(rates, rates[1:], strict=False):
+    for low, high in itertools.pairwise(rates):
         if scores[low] > 0 >= scores[high]:
             part = scores[low] / (scores[low] - scores[high])
             return float(low * (high / low) ** part)
@@ -85,7 +95,7 @@ def highest_rate(scores: Mapping[float, float]) -> float:
 def warmup_gain(updates: int) -> float:
     """How many times higher the rate may be with this warm-up, from the grid; more than it holds counts as its last."""
     points = [(0, 1.0), *((int(w), float(g)) for w, g in calibration()["warmup_gain"])]
-    for (w0, g0), (w1, g1) in zip(points, points[1:], strict=False):
+    for (w0, g0), (w1, g1) in itertools.pairwise(points):
         if updates <= w1:
             return g0 * (g1 / g0) ** ((updates - w0) / (w1 - w0))
     return points[-1][1]
@@ -110,7 +120,7 @@ def judge(
     warmup: int = 0,
 ) -> Verdict:
     """`rollouts`: the records of the first steps at several rates, `rate` among them."""
-    scores = {at: score(*features(before, records)) for at, records in rollouts.items()}
+    scores = {at: score(features(before, records)) for at, records in rollouts.items()}
     highest = highest_rate(scores)
     gain = warmup_gain(warmup)
     # With warm-up, a rate is judged like the lower one that it is worth.
@@ -138,9 +148,7 @@ def judge(
 def _steepness(scores: Mapping[float, float]) -> float:
     """How many log-odds a doubling of the rate costs."""
     rates = sorted(scores)
-    slopes = [
-        (scores[a] - scores[b]) / math.log2(b / a) for a, b in zip(rates, rates[1:], strict=False) if scores[a] > scores[b]
-    ]
+    slopes = [(scores[a] - scores[b]) / math.log2(b / a) for a, b in itertools.pairwise(rates) if scores[a] > scores[b]]
     return sum(slopes) / len(slopes) if slopes else 1.0
 
 
@@ -151,20 +159,27 @@ def _placements(connections: Sequence[Connection]) -> str:
 
 
 def _answer(
-    connections: Sequence[Connection], rate: float, warmup: int, highest: float, chance: float, needed: int | None, dim: int
+    connections: Sequence[Connection],
+    rate: float,
+    warmup: int,
+    highest: float,
+    chance: float,
+    needed: int | None,
+    dim: int,
 ) -> str:
     model = _placements(connections)
+    without = f"without warm-up it trains up to lr ≈ {highest:.1e}"
     if chance >= 0.5:
         if warmup and needed:
-            return f"trains at lr {rate:g} with {warmup} warm-up updates ({model}); without warm-up up to lr ≈ {highest:.1e}"
+            return f"trains at lr {rate:g} with {warmup} warm-up updates ({model}); {without}"
         return f"trains without warm-up up to lr ≈ {highest:.1e} ({model})"
     if highest * dim < HOPELESS:
         return f"will not train at this depth ({model}): without warm-up even lr {highest:.1e} is too high"
     if needed is not None:
-        return f"needs about {needed} warm-up updates at lr {rate:g} ({model}); without warm-up it trains up to lr ≈ {highest:.1e}"
+        return f"needs about {needed} warm-up updates at lr {rate:g} ({model}); {without}"
     most, gain = calibration()["warmup_gain"][-1]
     return (
-        f"will not train at lr {rate:g} ({model}): without warm-up it trains up to lr ≈ {highest:.1e}, "
+        f"will not train at lr {rate:g} ({model}): {without}, "
         f"with {most} warm-up updates up to about {highest * gain:.1e}"
     )
 
@@ -181,12 +196,12 @@ def _evidence(
 ) -> list[str]:
     said = []
     start = {r.position: r.value for r in before if r.quantity == "diversity"}
-    after = [r for r in rollout if r.quantity == "diversity" and r.step == STEPS - 1 and start.get(r.position)]
+    after = [r for r in rollout if r.quantity == "diversity" and r.step == COLLAPSE_AFTER and start.get(r.position)]
     if after:
         worst = min(after, key=lambda r: r.value / start[r.position])
         said.append(
-            f"tokens: after {STEPS - 1} steps at lr {rate:g} the tokens at {worst.where} differ by {worst.value:.3f} of "
-            f"their size, at the start by {start[worst.position]:.3f}"
+            f"tokens: after {COLLAPSE_AFTER} steps at lr {rate:g} the tokens at {worst.where} differ by "
+            f"{worst.value:.3f} of their size, at the start by {start[worst.position]:.3f}"
         )
     changes = {r.step: r.value for r in rollout if r.quantity == "output_change"}
     if changes:
@@ -200,7 +215,8 @@ def _evidence(
         inside = [gradients[c.position] for c in connections if c.stack == stack and c.position in gradients]
         if len(inside) > 1 and min(inside) > 0:
             said.append(
-                f"gradients: the first sublayer of {stack} has {inside[0] / inside[-1]:.2g} times the gradient of its last"
+                f"gradients: the first sublayer of {stack} has {inside[0] / inside[-1]:.2g} times the gradient of "
+                f"its last"
             )
     return said[:4]
 
@@ -216,7 +232,9 @@ def _remedies(
     if needed:
         found.append(f"warm up for about {needed} updates")
     gain = warmup_gain(warmup)
-    found.append(f"lower the rate to {0.7 * highest * gain:.1e}" + (f" with {warmup} warm-up updates" if warmup else ""))
+    found.append(
+        f"lower the rate to {0.7 * highest * gain:.1e}" + (f" with {warmup} warm-up updates" if warmup else "")
+    )
     names = {c.placement for c in connections}
     if names & {"Post-LN", "no norm"}:
         layers = layers_of(connections)

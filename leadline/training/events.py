@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Kind = Literal["start", "update", "evaluation", "message"]
 
@@ -19,3 +19,15 @@ class Event:
 
 
 OnStep = Callable[[Event], None]
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """An on_step function that reads the model around the updates it is due for."""
+
+    def due(self, update: int) -> bool: ...
+    def begin(self, model: Any) -> None: ...
+    def gradients(self) -> None: ...
+    def end(self, lr: float) -> tuple[dict[str, float], str]:
+        """What to log, and what to say, if anything."""
+        ...

@@ -23,7 +23,7 @@ from leadline.model import Transformer
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
-from leadline.training.events import Event, Kind, OnStep
+from leadline.training.events import Event, Kind, OnStep, Watcher
 from leadline.training.step import Result, compile_blocks, make_step
 
 
@@ -138,9 +138,12 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
     step = make_step(config, setup.task, setup.model, setup.optimizer)
     setup.model.train()
     since = _Since()
+    on_step: Sequence[Any] = setup.on_step
+    watchers = [function for function in on_step if isinstance(function, Watcher)]
     for epoch, used, ends_epoch, batches in _prefetched(_batches(setup, state.epoch, state.batch)):
         lr = rate(state.update + 1)
-        result = step(batches, state.update + 1, lr)
+        due = [watcher for watcher in watchers if watcher.due(state.update + 1)]
+        result = step(batches, state.update + 1, lr, due)
         state.update += 1
         state.epoch, state.batch = (epoch + 1, 0) if ends_epoch else (epoch, used)
         state.tokens += result.tokens
@@ -151,7 +154,15 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
         saves = evaluates or (train.save_every > 0 and state.update % train.save_every == 0)
         logs = evaluates or state.update % train.log_every == 0
         if logs or setup.device.type == "cpu":  # elsewhere, looking means waiting for the device
+            if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
+                metrics.write(
+                    {"update": state.update, "loss": float(result.loss), "grad_norm": float(result.grad_norm)}
+                )
             _require_finite(setup, state, result)
+        for row, alarm in result.watched:
+            metrics.write({"update": state.update, **row})
+            if alarm:
+                setup.tell("message", state.update, message=f"update {state.update}: {alarm}")
         if logs:
             row = since.row(state, result, lr)
             metrics.write(row)

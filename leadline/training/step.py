@@ -15,6 +15,7 @@ from leadline.model.block import Block
 from leadline.model.layers import Attention
 from leadline.model.precision import autocast
 from leadline.tasks import Task
+from leadline.training.events import Watcher
 
 
 class Result(NamedTuple):
@@ -23,9 +24,10 @@ class Result(NamedTuple):
     loss: Tensor  # a token
     grad_norm: Tensor
     tokens: int  # that the loss is a mean over
+    watched: list[tuple[dict[str, float], str]]  # what each watcher logs and says
 
 
-Step = Callable[[Sequence[Any], int, float], Result]
+Step = Callable[[Sequence[Any], int, float, Sequence[Watcher]], Result]
 
 
 def compile_blocks(model: nn.Module) -> None:
@@ -42,7 +44,9 @@ def make_step(config: Config, task: Task, model: Transformer, optimizer: torch.o
     device = next(model.parameters()).device
     parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def step(batches: Sequence[Any], update: int, lr: float) -> Result:
+    def step(batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result:
+        for watcher in watchers:
+            watcher.begin(model)
         # Dropout is a function of (seed, update): a resumed run draws what the whole run would have drawn.
         torch.manual_seed(config.train.seed * 1_000_003 + update)
         count = sum(batch.count for batch in batches)
@@ -52,6 +56,8 @@ def make_step(config: Config, task: Task, model: Transformer, optimizer: torch.o
                 loss_sum, _ = task.loss(model, batch.to(device))
             (loss_sum / count).backward()
             total += loss_sum.detach()
+        for watcher in watchers:
+            watcher.gradients()
         gradients = [p.grad for p in parameters if p.grad is not None]
         grad_norm = nn.utils.get_total_norm(gradients)
         if config.optim.clip:
@@ -60,6 +66,6 @@ def make_step(config: Config, task: Task, model: Transformer, optimizer: torch.o
             group["lr"] = lr
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return Result(total / count, grad_norm, count)
+        return Result(total / count, grad_norm, count, [watcher.end(lr) for watcher in watchers])
 
     return step

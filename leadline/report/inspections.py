@@ -1,0 +1,236 @@
+"""An inspection as a page: the verdict in words, then what was measured, layer by layer, with the theory over it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from leadline.diagnose import theory
+from leadline.diagnose.inspection import Inspection
+from leadline.diagnose.record import QUANTITIES, Record, spread
+from leadline.diagnose.structure import Connection
+from leadline.diagnose.verdict import COLLAPSE_AFTER, STEPS, features, probability, score
+from leadline.report.page import Chart, Section, Series, Table, Words
+
+
+def sections_of(inspection: Inspection) -> list[Section]:
+    return [
+        *_words(inspection),
+        *_findings(inspection),
+        _rates(inspection),
+        _hidden(inspection),
+        _gradients(inspection),
+        *_depths(inspection),
+        _diversity(inspection),
+        _norm_inputs(inspection),
+        _connections(inspection),
+        Table("Facts", ["what", "value"], [[key, value] for key, value in _flat(inspection.facts)], folded=True),
+        Table("Quantities", ["name", "meaning"], list(map(list, QUANTITIES.items())), folded=True),
+    ]
+
+
+def _flat(facts: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for key, value in facts.items():
+        found += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return found
+
+
+def _words(inspection: Inspection) -> list[Section]:
+    v = inspection.verdict
+    chance = f"At lr {v.rate:g} with warm-up {v.warmup}, the probability of learning is {v.probability:.2f}."
+    verdict = Words(inspection.name, [v.answer[0].upper() + v.answer[1:] + ".", chance], "good" if v.trains else "bad")
+    why = Words("Why", [line[0].upper() + line[1:] + "." for line in v.evidence])
+    if not v.remedies:
+        return [verdict, why]
+    moved = "" if v.trains else f" The first layer that moves is {v.where}."
+    steps = [f"{number}. {line}" for number, line in enumerate(v.remedies, 1)]
+    return [verdict, why, Words("What to change, the smallest change first", [*steps, moved.strip()], "warning")]
+
+
+def _findings(inspection: Inspection) -> list[Section]:
+    rows = [[f.severity, f.name.replace("_", " "), f.where, f.places, f.message] for f in inspection.findings]
+    return [Table("Wrongly coded or unusual", ["", "what", "where", "places", "in words"], rows)] if rows else []
+
+
+def _of_rate(inspection: Inspection, rate: float) -> list[Record]:
+    return [r for r in inspection.records if r.rate == rate]
+
+
+def _before(inspection: Inspection) -> list[Record]:
+    return [r for r in inspection.records if r.step == 0]
+
+
+def _rates(inspection: Inspection) -> Chart:
+    rates = sorted({r.rate for r in inspection.records if r.rate})
+    seeds = sorted({r.seed for r in inspection.records})
+    chances: dict[str, list[list[float]]] = {"probability of learning": [], "‖ΔF‖, first step": []}
+    for rate in rates:
+        found = _of_rate(inspection, rate)
+        rows = [[r for r in found if r.seed == seed] for seed in seeds]
+        before = [[r for r in _before(inspection) if r.seed == seed] for seed in seeds]
+        pairs = [(b, r) for b, r in zip(before, rows, strict=True) if r]
+        chances["probability of learning"].append([probability(score(features(b, r))) for b, r in pairs])
+        chances["‖ΔF‖, first step"].append([r.value for r in found if r.quantity == "output_change" and r.step == 1])
+    series = [_spread_series(name, rates, values) for name, values in chances.items()]
+    caption = f"Each rate was tried for {STEPS} steps from the same weights, which were then put back."
+    return Chart("What the first steps do, by learning rate", "learning rate", "probability; share of the output",
+                 series, log_x=True, caption=caption)  # fmt: skip
+
+
+def _spread_series(name: str, x: Sequence[float], values: Sequence[Sequence[float]], group: str = "") -> Series:
+    """Mean over seeds, with a band of one standard deviation where there are several."""
+    kept = [(at, spread(found)) for at, found in zip(x, values, strict=True) if found]
+    mean = [m for _, (m, _) in kept]
+    several = any(len(found) > 1 for found in values)
+    low = [m - s for _, (m, s) in kept] if several else None
+    high = [m + s for _, (m, s) in kept] if several else None
+    return Series(name, [at for at, _ in kept], mean, low, high, "line" if len(kept) > 1 else "points", group or name)
+
+
+def _stacks(inspection: Inspection) -> dict[str, list[Connection]]:
+    found: dict[str, list[Connection]] = defaultdict(list)
+    for c in inspection.connections:
+        found[c.stack].append(c)
+    return dict(found)
+
+
+def _by_position(records: Sequence[Record], quantity: str) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = defaultdict(list)
+    for r in records:
+        if r.quantity == quantity and math.isfinite(r.value):
+            found[r.position].append(r.value)
+    return found
+
+
+def _profile(
+    inspection: Inspection,
+    quantity: str,
+    records: Sequence[Record],
+    keep: Callable[[Connection], bool] = lambda c: True,
+) -> list[Series]:
+    values = _by_position(records, quantity)
+    return [
+        _spread_series(stack, [i + 1 for i, _ in kept], [values[c.position] for _, c in kept])
+        for stack, members in _stacks(inspection).items()
+        if (kept := [(i, c) for i, c in enumerate(members) if keep(c) and values.get(c.position)])
+    ]
+
+
+def _hidden(inspection: Inspection) -> Chart:
+    """The stream's norm over √d against Lemma 2."""
+    before = _before(inspection)
+    values, branches = _by_position(before, "hidden_norm"), _by_position(before, "branch_norm")
+    series: list[Series] = []
+    for stack, members in _stacks(inspection).items():
+        root = math.sqrt(members[0].dim)
+        x = [i + 1 for i in range(len(members))]
+        series.append(_spread_series(stack, x, [[v / root for v in values[c.position]] for c in members]))
+        if members[0].placement == "Pre-LN" and values.get(members[0].position):
+            first, branch = spread(values[members[0].position])[0], spread(branches[members[0].position])[0]
+            entered = max(first**2 - branch**2, 0.0) / members[0].dim  # the lemma's inputs have squared norm d
+            per_layer = max(len(members) / max(sum(c.sublayer == "feed-forward" for c in members), 1), 1)
+            bounds = [theory.pre_ln_squared_norm(round(i / per_layer), members[0].dim) for i in x]
+            for name, side in (("lower", "low"), ("upper", "high")):
+                y = [math.sqrt(entered - 1 + getattr(b, side) / members[0].dim) for b in bounds]
+                series.append(Series(f"Lemma 2, {name} bound", x, y, style="dashes", group=stack))
+        elif members[0].placement == "Post-LN":
+            y = [math.sqrt(theory.post_ln_squared_norm(c.dim).value / c.dim) for c in members]
+            series.append(Series("Lemma 2 (feed-forward)", x, y, style="dashes", group=stack))
+    caption = "After each addition, before any norm; 1 is the norm of a normalised token. Xiong et al. 2020, Lemma 2."
+    return Chart("Stream, layer by layer", "residual connection, from the input", "‖x‖ / √d", series, caption=caption)
+
+
+def _gradients(inspection: Inspection) -> Chart:
+    """The gradient of each feed-forward's last matrix, over that of the last layer, against appendix F."""
+    series: list[Series] = []
+    before = [r for r in _before(inspection) if r.quantity == "grad_norm_of_mean"]
+    by_weight: dict[str, list[float]] = defaultdict(list)
+    for r in before:
+        by_weight[r.where].append(r.value)
+    for stack, members in _stacks(inspection).items():
+        layers = [c for c in members if c.sublayer == "feed-forward" and c.weights and by_weight.get(c.weights[-1])]
+        if len(layers) < 2:
+            continue
+        last = spread(by_weight[layers[-1].weights[-1]])[0] or 1.0
+        x = [i + 1 for i in range(len(layers))]
+        series.append(_spread_series(stack, x, [[v / last for v in by_weight[c.weights[-1]]] for c in layers]))
+        kind = {"Post-LN": "post_ln", "Pre-LN": "pre_ln"}.get(layers[0].placement)
+        if kind:
+            profile = theory.post_ln_gradient_profile if kind == "post_ln" else theory.pre_ln_gradient_profile
+            y = [p.value for p in profile(len(layers))]
+            series.append(Series("appendix F", x, y, style="dashes", group=stack))
+            y = [p.value for p in theory.one_position_gradient_profile(kind, len(layers))]  # type: ignore[arg-type]
+            series.append(Series("all factors kept", x, y, style="dashes", group=stack))
+    caption = (
+        "Norm of the mean gradient of the last feed-forward matrix, over that of the last layer. Dashes: Xiong et al. "
+        "2020, appendix F, and what its equations give when no factor is dropped (docs/theory.md)."
+    )
+    return Chart("Gradients, layer by layer", "layer, from the input", "gradient / that of the last layer", series,
+                 log_y=True, caption=caption)  # fmt: skip
+
+
+def _depths(inspection: Inspection) -> list[Section]:
+    """The gradient of the last layer against depth, if several depths were measured."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for r in inspection.records:
+        if r.quantity == "last_gradient":
+            found[r.position].append(r.value)
+    if len(found) < 2:
+        return []
+    x = sorted(found)
+    measured = _spread_series("measured", x, [found[at] for at in x])
+    first = spread(found[x[0]])[0]
+    flat = Series("Theorem 1, Post-LN: flat", x, [first] * len(x), style="dashes")
+    falling = Series("Theorem 1, Pre-LN: 1/√L", x, [first * math.sqrt(x[0] / at) for at in x], style="dashes")
+    caption = "Gradient of the last feed-forward matrix at initialisation, by the number of layers in the stack."
+    series = [measured, flat, falling]
+    return [
+        Chart("Depth", "layers in the last stack", "gradient norm", series, log_x=True, log_y=True, caption=caption)
+    ]
+
+
+def _diversity(inspection: Inspection) -> Chart:
+    series = []
+    start = _by_position(_before(inspection), "diversity")
+    x = [c.position + 1 for c in inspection.connections]
+    series.append(_spread_series("before training", x, [start.get(c.position, []) for c in inspection.connections]))
+    for rate in sorted({r.rate for r in inspection.records if r.rate}):
+        after = [r for r in _of_rate(inspection, rate) if r.step == COLLAPSE_AFTER]
+        values = _by_position(after, "diversity")
+        if values:
+            series.append(
+                _spread_series(f"lr {rate:.2g}", x, [values.get(c.position, []) for c in inspection.connections])
+            )
+    caption = (
+        f"After {COLLAPSE_AFTER} steps. 1: the tokens have nothing in common; 0: all are the same, and nothing is left "
+        f"to learn from."
+    )
+    return Chart("How different the tokens stay", "residual connection, from the input", "diversity of the tokens",
+                 series, log_y=True, caption=caption)  # fmt: skip
+
+
+def _norm_inputs(inspection: Inspection) -> Chart:
+    series = _profile(inspection, "norm_input", _before(inspection))
+    caption = "The Jacobian of a layer norm is √d/‖x − mean‖ (Lemma 3): large inputs shrink the gradient."
+    x_label = "residual connection, from the input"
+    return Chart("What the norms are given", x_label, "‖x‖ / √d", series, caption=caption)
+
+
+def _connections(inspection: Inspection) -> Table:
+    columns = [
+        "",
+        "module",
+        "sublayer",
+        "placement",
+        "α on skip",
+        "scale on branch",
+        "norms before/in/after branch/after add",
+    ]
+    rows = [
+        [c.position + 1, c.where, c.sublayer, c.placement, f"{c.skip_scale:.4g}", f"{c.branch_scale:.4g}",
+         f"{c.before}/{c.within}/{c.after_branch}/{c.after_add}"]
+        for c in inspection.connections
+    ]  # fmt: skip
+    return Table("Residual connections found", columns, rows, folded=True)
