@@ -273,13 +273,16 @@ def advise_command(
         _print_json([asdict(entry) for entry in found])
         return
     rows = [
-        [entry.placement, f"{entry.rate:.1e}" if entry.rate else "does not train", f"{entry.highest_rate:.1e}",
-         f"{entry.output_change:.2f}" if entry.rate else "",
-         ", ".join(f"{k.replace('_', ' ')} {v:.3g}" for k, v in entry.constants.items())]
+        [entry.placement, f"{entry.rate:.1e}" if entry.rate else "does not train",
+         f"{entry.highest_rate:.1e}" if entry.rate else "", f"{entry.output_change:.2f}" if entry.rate else ""]
         for entry in found
     ]  # fmt: skip
     title = f"{arch}, {layers} layers, d {dim}, warm-up {warmup}: best first"
-    table(title, ["placement", "use lr", "highest", "‖ΔF‖ of a step", "α and β"], rows)
+    table(title, ["placement", "use lr", "highest lr", "‖ΔF‖ of the first step"], rows)
+    for entry in found:
+        if entry.constants:
+            named = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in entry.constants.items())
+            answer.print(f"{entry.placement}: {named}", soft_wrap=True)
     for line in found[0].beyond:
         answer.print(f"note: {line}", soft_wrap=True)
 

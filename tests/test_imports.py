@@ -17,12 +17,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A part of the package, and the parts it must not know of.
 MUST_NOT_IMPORT = {
-    "placement": {"model", "data", "tasks", "training"},
-    "kernels": {"model", "data", "tasks", "training"},
-    "model": {"data", "tasks", "training"},
-    "data": {"model", "tasks", "training"},
-    "tasks": {"training"},
-    "training": {"trained", "demo", "cli", "terminal", "report"},
+    "placement": {"model", "data", "tasks", "training", "diagnose"},
+    "kernels": {"model", "data", "tasks", "training", "diagnose"},
+    "model": {"data", "tasks", "training", "diagnose"},
+    "data": {"model", "tasks", "training", "diagnose"},
+    "tasks": {"training", "diagnose"},
+    "training": {"diagnose", "trained", "subjects", "demo", "cli", "terminal", "report"},
+    "diagnose": {"training", "trained", "subjects", "demo", "cli", "terminal", "report", "recipes"},
     "report": {"model", "data", "tasks", "training", "kernels", "placement"},
 }
 
@@ -74,7 +75,18 @@ def test_reports_name_no_torch() -> None:
     assert not any(name.split(".")[0] == "torch" for name in imported_by("report"))
 
 
+def test_a_prediction_shares_no_code_with_what_it_judges() -> None:
+    assert parts(imported(PACKAGE / "diagnose" / "theory.py")) == set()
+
+
+@pytest.mark.parametrize("name", ["record", "theory", "structure", "faults", "verdict", "inspection", "advise"])
+def test_what_a_report_is_rebuilt_from_names_no_torch(name: str) -> None:
+    found = imported(PACKAGE / "diagnose" / f"{name}.py")
+    assert not any(module.split(".")[0] in ("torch", "numpy") for module in found)
+
+
 def test_reports_and_the_command_line_load_no_torch() -> None:
-    program = "import sys, leadline.report.figures, leadline.cli; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    modules = "leadline.report.figures, leadline.report.runs, leadline.report.inspections, leadline.cli"
+    program = f"import sys, {modules}; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Literal
 
 from leadline.diagnose import theory
-from leadline.diagnose.verdict import warmup_gain
+from leadline.diagnose.verdict import calibration, warmup_gain
 from leadline.errors import UserError
 
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
@@ -63,7 +63,7 @@ def advise(
     table = measured()
     # A single stack is compared with two stacks that have as many layers together.
     depth = float(layers) if arch == "encoder-decoder" else layers / 2
-    beyond = _ends(table, depth, dim, arch, batch_tokens)
+    beyond = _ends(table, depth, dim, arch, batch_tokens, warmup)
     deepest = max(row.layers for row in table)
     found = []
     for placement in dict.fromkeys(row.placement for row in table):
@@ -76,7 +76,9 @@ def advise(
     return sorted(found, key=lambda a: (a.placement != "deepnorm") if depth > deepest else -a.rate)
 
 
-def _ends(table: Sequence[Measured], depth: float, dim: int, arch: Architecture, batch_tokens: int) -> list[str]:
+def _ends(
+    table: Sequence[Measured], depth: float, dim: int, arch: Architecture, batch_tokens: int, warmup: int
+) -> list[str]:
     deepest, widths = max(r.layers for r in table), [r.dim for r in table]
     said = []
     if depth > deepest:
@@ -85,6 +87,11 @@ def _ends(table: Sequence[Measured], depth: float, dim: int, arch: Architecture,
         said.append(f"the table holds widths {min(widths)} to {max(widths)}: the rate is carried on as 1/width")
     if arch != "encoder-decoder":
         said.append("the table holds encoder-decoders only: read for two stacks of half the depth")
+    longest = int(calibration()["warmup_gain"][-1][0])
+    if warmup > longest:
+        said.append(f"warm-up was measured up to {longest} updates: {warmup} count as {longest}")
+    if depth > deepest:
+        said.append("DeepNet's own recipe at 100-100 and width 512: lr 1.5e-3, warm-up 4000, 128 × 4096 tokens a batch")
     if batch_tokens != TOKENS:
         said.append(f"the table was measured with {TOKENS} tokens a batch")
     return said
