@@ -69,7 +69,7 @@ class Subject:
 
     @cached_property
     def _traced(self) -> tuple[trace.Graph, dict[nn.Module, bool]]:
-        with seeded():
+        with quiet(self.model):
             graph, norms, _ = trace.trace(self.model, lambda: self.run(self.batches[0]))
         return graph, norms
 
@@ -118,6 +118,22 @@ def seeded(seed: int = 0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def quiet(model: nn.Module) -> Iterator[None]:
+    """Without dropout, whose noise would make tokens look different that are not; every module's mode is put back."""
+    modes = [(module, module.training) for module in model.modules()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)  # it computes a whole layer in one call, out of sight
+        with seeded():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextlib.contextmanager
 def _one_sentence(model: nn.Module) -> Iterator[None]:
     try:
         yield
@@ -152,7 +168,7 @@ class Look:
 
 def look(subject: Subject, batch: Any) -> Look:
     wanted: dict[int, list[Tensor]] = {c.add: [] for c in subject.connections}
-    with seeded(), subject.reading(wanted):
+    with quiet(subject.model), subject.reading(wanted):
         output = output_of(subject.run(batch)).detach().float()
     if any(not tensors for tensors in wanted.values()):
         raise UserError("the model does not compute the same operations each time, so its layers cannot be followed")
@@ -168,7 +184,7 @@ def _streams(subject: Subject, seed: int) -> list[Record]:
     nodes = subject._traced[0].nodes
     found = subject.connections
     wanted: dict[int, list[Tensor]] = {i: [] for c in found for i in (c.add, *c.norm_nodes)}
-    with seeded(), subject.reading(wanted):
+    with quiet(subject.model), subject.reading(wanted):
         subject.run(subject.batches[0])
     records: list[Record] = []
     for c in found:

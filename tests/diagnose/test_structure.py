@@ -1300,13 +1300,6 @@ def test_a_model_run_twice_gives_two_stacks() -> None:
     assert len({c.stack for c in found}) == 2
 
 
-def test_a_compiled_model() -> None:
-    model = Toy(Style("pre", layers=1))
-    compiled = torch.compile(model, backend="eager")
-    found, _ = found_in(model, lambda: compiled(IDS))
-    assert stacks_of(found, names=False) == expected(Style("pre", layers=1))
-
-
 def test_the_meta_device_is_refused_in_words() -> None:
     model = Toy(Style("pre")).to("meta")
     ids = IDS.to("meta")
@@ -1427,10 +1420,13 @@ def seconds(layers: int, **options: Any) -> float:
     return best
 
 
-@pytest.mark.parametrize("again", [False, pytest.param(True, marks=[broken(f"quadratic: {SPAN}")])])
-def test_time_grows_with_depth_and_not_its_square(again: bool) -> None:
+@pytest.mark.parametrize(
+    ("again", "layers"),
+    [(False, 100), pytest.param(True, 10, marks=[broken(f"worse than the square: {SPAN}")])],
+)
+def test_time_grows_with_depth_and_not_its_square(again: bool, layers: int) -> None:
     """Four times the layers in less than ten times the time; sixteen would be its square."""
-    assert seconds(800, embedding_again=again) < 10 * seconds(200, embedding_again=again)
+    assert seconds(4 * layers, embedding_again=again) < 10 * seconds(layers, embedding_again=again)
 
 
 def test_two_hundred_layers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -272,9 +273,7 @@ def test_a_depth_at_which_nothing_trains(numbers: None) -> None:
     v = judge(POST, [], before(), {1e-4: at(-1), 4e-4: at(-2)}, 4e-4)
     assert not v.trains
     assert v.highest_rate == pytest.approx(5e-5)
-    assert v.answer == (
-        "will not train at this depth (3 layers, Post-LN): without warm-up even lr 5.0e-05 is too high"
-    )
+    assert v.answer == ("will not train at this depth (3 layers, Post-LN): without warm-up even lr 5.0e-05 is too high")
 
 
 def test_hopeless_depends_on_the_width(numbers: None) -> None:
@@ -297,7 +296,7 @@ def test_the_answer_names_the_layers_of_every_stack_and_every_placement(numbers:
 
 def test_more_collapse_never_helps(numbers: None) -> None:
     found = [judge(POST, [], before(), {1e-3: at(-0.1), 2e-3: at(-c)}, 2e-3) for c in (0.1, 0.3, 0.6, 1.0, 3.0)]
-    for better, worse in zip(found, found[1:], strict=False):
+    for better, worse in itertools.pairwise(found):
         assert better.probability >= worse.probability
         assert better.highest_rate >= worse.highest_rate
         assert better.trains or not worse.trains

@@ -1,4 +1,4 @@
-"""An inspection as sections of a page: made by hand, without torch, and never with a name or a number that breaks it."""
+"""An inspection as sections of a page: made by hand, without torch, with names and numbers that could break it."""
 
 from __future__ import annotations
 
