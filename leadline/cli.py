@@ -235,7 +235,7 @@ def inspect_command(
         make, config = subjects.find(what, lr, assignments or [], progress)
         updates = warmup if warmup is not None else config.optim.warmup if config else 0
         first = config.train.seed if config else 1
-        found = inspect_seeds(make, range(first, first + seeds), what, updates if updates > 1 else 0, progress)
+        found = inspect_seeds(make, range(first, first + seeds), what, lr, updates if updates > 1 else 0, progress)
         if html and config:
             found = subjects.with_depths(found, config, progress)
     if out:
@@ -266,8 +266,6 @@ def advise_command(
     """Placement, α and β, rate and expected update for a model not built yet, from a measured table."""
     from leadline.diagnose.advise import advise
 
-    if arch not in ("encoder-decoder", "encoder", "decoder"):
-        raise UserError(f"--arch {arch}: the choices are encoder-decoder, encoder and decoder")
     found = advise(layers, dim, arch, batch_tokens, warmup)  # type: ignore[arg-type]
     if as_json:
         _print_json([asdict(entry) for entry in found])

@@ -20,7 +20,7 @@ from leadline import recipes, tasks
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.store import Progress, Store, prepare
-from leadline.diagnose.inspect import BATCHES, batches_of, last_gradient
+from leadline.diagnose.inspect import BATCHES, batches_of, last_gradient, optimizer_of
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.probe import Subject
 from leadline.errors import UserError
@@ -89,6 +89,9 @@ def _of_run(
 ) -> tuple[Make, Config | None]:
     """A run is inspected with the weights of its last checkpoint."""
     config = _asked(configuration.override(runs.load_config(folder), assignments), lr)
+    for assignment in assignments:
+        if checkpoint.names(folder) and assignment.startswith("model."):
+            raise UserError(f"--set {assignment}: the model of {folder} is trained; inspect its config.toml instead")
     if not checkpoint.names(folder):
         return (lambda seed: of_config(config.set(train={"seed": seed}), progress=progress)), config
     return (lambda seed: of_config(config, load(folder, "last").model, progress)), config
@@ -105,13 +108,13 @@ def _hugging_face(folder: Path, lr: float, seed: int) -> Subject:
     try:
         described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # transformers has many of its own
         raise UserError(f"{folder / 'config.json'} cannot be read as a Hugging Face config: {_first(error)}") from None
     kind = getattr(transformers, (described.get("architectures") or [""])[0] or "-", None)
     torch.manual_seed(seed)
     try:
         model = kind(config) if kind else transformers.AutoModelForCausalLM.from_config(config)
-    except (ValueError, TypeError) as error:
+    except Exception as error:
         raise UserError(
             f"{folder / 'config.json'} does not say which model with a loss to build: {_first(error)}"
         ) from None
@@ -137,20 +140,22 @@ def _factory(what: str, lr: float, seed: int) -> Subject:
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{what}: the module cannot be imported: {_first(error)}") from None
+    except Exception as error:  # anything may go wrong in a user's file
+        raise UserError(f"{what}: the module cannot be imported: {_first(error)}") from error
     finally:
         sys.path.pop(0)
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{what}: {module_name} has no function {name!r}")
     torch.manual_seed(seed)
-    found = function()
+    try:
+        found = function()
+    except Exception as error:
+        raise UserError(f"{what} failed: {_first(error)}") from error
     if not isinstance(found, tuple) or not 2 <= len(found) <= 4 or not isinstance(found[0], nn.Module):
         raise UserError(f"{what} must return (model, batch), (model, batch, loss) or (model, batch, loss, optimizer)")
     model, batch, loss, optimizer = (*found, None, None)[:4]
-    optimizer = optimizer or torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr)
-    return Subject(model, batches_of(batch), loss, optimizer)
+    return Subject(model, batches_of(batch), loss, optimizer_of(model, optimizer, lr))
 
 
 def _first(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
+import typing
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,11 @@ def advise(
 ) -> list[Advice]:
     """One entry a placement, the recommended one first."""
     if layers < 1 or dim < 2 or batch_tokens < 1 or warmup < 0:
-        raise UserError("advise needs at least 1 layer, a width of at least 2 and a batch of at least 1 token")
+        raise UserError(
+            "advise needs at least 1 layer, a width of at least 2, at least 1 token a batch and warm-up of 0 or more"
+        )
+    if arch not in typing.get_args(Architecture):
+        raise UserError(f"arch {arch!r}: the choices are encoder-decoder, encoder and decoder")
     table = measured()
     # A single stack is compared with two stacks that have as many layers together.
     depth = float(layers) if arch == "encoder-decoder" else layers / 2

@@ -48,15 +48,23 @@ def inspect(
     """
     if not isinstance(module, nn.Module):
         raise UserError(f"inspect takes a torch.nn.Module, not {type(module).__name__}")
+    if warmup < 0:
+        raise UserError(f"warmup must be 0 or more, not {warmup}")
+    subject = Subject(module, batches_of(batch), loss, optimizer_of(module, optimizer, 1e-3))
+    return inspect_subject(subject, type(module).__name__, warmup=warmup)
+
+
+def optimizer_of(module: nn.Module, given: torch.optim.Optimizer | None, rate: float) -> torch.optim.Optimizer:
+    """The optimizer given, if it can train this model; Adam if none was."""
     trainable = [p for p in module.parameters() if p.requires_grad]
     if not trainable:
         raise UserError("every weight of the model is frozen: nothing would be trained; set requires_grad on some")
-    optimizer = optimizer or torch.optim.Adam(trainable, lr=1e-3)
+    if given is None:
+        return torch.optim.Adam(trainable, lr=rate)
     ours = {id(p) for p in trainable}
-    if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+    if not any(id(p) in ours for group in given.param_groups for p in group["params"]):
         raise UserError("the optimizer holds none of the model's weights: make it from model.parameters()")
-    subject = Subject(module, batches_of(batch), loss, optimizer)
-    return inspect_subject(subject, type(module).__name__, warmup=warmup)
+    return given
 
 
 def batches_of(batch: Any) -> list[Any]:
@@ -101,6 +109,7 @@ def inspect_seeds(
     make: Callable[[int], Subject],
     seeds: Sequence[int],
     name: str,
+    rate: float | None = None,
     warmup: int = 0,
     progress: Callable[[str, int], None] = lambda what, done: None,
 ) -> Inspection:
@@ -108,7 +117,7 @@ def inspect_seeds(
     found = []
     for count, seed in enumerate(seeds):
         progress("inspecting", count)
-        found.append(inspect_subject(make(seed), name, warmup=warmup, seed=seed))
+        found.append(inspect_subject(make(seed), name, rate, warmup, seed))
     ordered = sorted(found, key=lambda inspection: inspection.verdict.highest_rate)
     middle = ordered[(len(ordered) - 1) // 2]
     if len(found) > 1:

@@ -48,14 +48,18 @@ def load(folder: str | Path) -> Inspection:
             _built(Verdict, found["verdict"]),
             found["facts"],
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} does not hold an inspection: {error}") from None
 
 
 def _built(kind: Any, row: dict[str, Any]) -> Any:
     known = {field.name for field in fields(kind)}
-    return kind(**{key: tuple(value) if isinstance(value, list) and kind is Connection else value
-                   for key, value in row.items() if key in known})  # fmt: skip
+    frozen = _tuples if kind is Connection else lambda value: value
+    return kind(**{key: frozen(value) for key, value in row.items() if key in known})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def lines(inspection: Inspection) -> list[str]:

@@ -11,9 +11,9 @@ A look at the model is one forward pass in which every residual connection is re
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,7 +44,7 @@ class Subject:
         with _one_sentence(self.model):
             if self.call:
                 return self.call(self.model, batch)
-            if isinstance(batch, dict):
+            if isinstance(batch, Mapping):
                 return self.model(**batch)
             if isinstance(batch, list | tuple):
                 return self.model(*batch)
@@ -91,19 +91,42 @@ class Subject:
     def reading(self, wanted: dict[int, list[Tensor]]) -> Iterator[None]:
         """Within it, the operands and the result of each wanted node are put into `wanted`."""
 
+        # A node is found again as the n-th of its kind in its module: how much else is computed may differ by batch.
+        nodes, counts = self._traced[0].nodes, Counter[tuple[str, str]]()
+        places: dict[tuple[str, str, int], int] = {}
+        for index, node in enumerate(nodes):
+            counts[node.module, node.op] += 1
+            places[node.module, node.op, counts[node.module, node.op]] = index
+        seen = Counter[tuple[str, str]]()
+
         def keep(index: int, op: str, operands: Sequence[Tensor], result: Tensor) -> None:
-            if index in wanted:
-                wanted[index] = [t.detach().float() for t in (*operands, result)]
+            module = recorder.graph.nodes[index].module
+            seen[module, op] += 1
+            at = places.get((module, op, seen[module, op]), -1)
+            if at in wanted:
+                wanted[at] = [t.detach().float() for t in (*operands, result)]
 
-        with trace.recording(self.model, self._traced[1], keep):
+        with trace.recording(self.model, self._traced[1], keep) as recorder:
             yield
+        for index in wanted:
+            kind = nodes[index].module, nodes[index].op
+            if len(wanted[index]) < 2 or seen[kind] != counts[kind]:
+                raise UserError(
+                    "the model does not compute the same operations each time, so its layers cannot be followed"
+                )
 
 
-def output_of(value: Any) -> Tensor:
-    """What the model is for: the first tensor it returns that has more than one number a sample."""
-    for t in trace.tensors_in(value):
+def output_of(value: Any) -> Tensor | None:
+    """What the model is for: the first tensor it returns that has more than one number a sample.
+
+    None: it returns its loss alone, and the last stream stands in.
+    """
+    found = list(trace.tensors_in(value))
+    for t in found:
         if t.is_floating_point() and t.ndim >= 2:
             return t
+    if len(found) == 1 and found[0].is_floating_point():
+        return None
     raise UserError(
         "the model returns no floating tensor with at least two dimensions, so its change cannot be measured"
     )
@@ -139,7 +162,7 @@ def _one_sentence(model: nn.Module) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{type(model).__name__} cannot be run on this batch: {reason}") from error
 
@@ -169,10 +192,9 @@ class Look:
 def look(subject: Subject, batch: Any) -> Look:
     wanted: dict[int, list[Tensor]] = {c.add: [] for c in subject.connections}
     with quiet(subject.model), subject.reading(wanted):
-        output = output_of(subject.run(batch)).detach().float()
-    if any(not tensors for tensors in wanted.values()):
-        raise UserError("the model does not compute the same operations each time, so its layers cannot be followed")
-    return Look([wanted[c.add][-1] for c in subject.connections], output)
+        output = output_of(subject.run(batch))
+    streams = [wanted[c.add][-1] for c in subject.connections]
+    return Look(streams, streams[-1] if output is None else output.detach().float())
 
 
 def initial(subject: Subject, seed: int = 0) -> list[Record]:
@@ -211,8 +233,7 @@ def gradients(subject: Subject, seed: int) -> list[Record]:
     weights = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
     sums: dict[str, Tensor] = {}
     norms: dict[str, float] = dict.fromkeys(weights, 0.0)
-    kept = {name: p.grad for name, p in weights.items()}
-    try:
+    with restored(subject):
         for batch in subject.batches:
             for p in weights.values():
                 p.grad = None
@@ -223,9 +244,6 @@ def gradients(subject: Subject, seed: int) -> list[Record]:
                     gradient = p.grad.detach().float()
                     sums[name] = sums[name] + gradient if name in sums else gradient.clone()
                     norms[name] += float(gradient.norm())
-    finally:
-        for name, p in weights.items():
-            p.grad = kept[name]
     count = len(subject.batches)
     place = {w: c for c in reversed(subject.connections) for w in c.weights}
     records = []
@@ -239,24 +257,39 @@ def gradients(subject: Subject, seed: int) -> list[Record]:
     return records
 
 
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    try:
+        optimizer.step()
+    except TypeError:  # LBFGS and its like take a closure
+        raise UserError(
+            f"{type(optimizer).__name__} cannot be stepped alone: inspect with one that can, such as Adam or SGD"
+        ) from None
+
+
 @contextlib.contextmanager
 def restored(subject: Subject) -> Iterator[None]:
     """Whatever happens within, the model and the optimizer are afterwards as they were."""
     model, optimizer = subject.model, subject.optimizer
-    values = {name: t.detach().clone() for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+    tensors = [*model.parameters(), *model.buffers()]
+    values = [t.detach().clone() for t in tensors]
     gradients = [(p, p.grad) for p in model.parameters()]
-    state = copy.deepcopy(optimizer.state_dict())
+    state, groups = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
+    optimizer.state.clear()  # what it held is not touched by the steps
+    for p in model.parameters():
+        p.grad = None
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, t in model.state_dict(keep_vars=True).items():
-                if name in values:
-                    t.copy_(values[name])
+            for t, value in zip(tensors, values, strict=True):
+                t.copy_(value)
         for p, gradient in gradients:
             p.grad = gradient
         optimizer.state.clear()
-        optimizer.load_state_dict(state)
+        optimizer.state.update(state)
+        for group, old in zip(optimizer.param_groups, groups, strict=True):
+            group.clear()
+            group.update(old)
 
 
 def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Look | None = None) -> list[Record]:
@@ -273,20 +306,20 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
     weights = [(name, p) for name, p in subject.model.named_parameters() if p.requires_grad]
     place = {w: c for c in reversed(found) for w in c.weights}
     with restored(subject):
-        optimizer.state.clear()
         largest = max(group["lr"] for group in optimizer.param_groups) or 1.0
         rates = [float(group["lr"]) / float(largest) * rate for group in optimizer.param_groups]
         before = start
         for step in range(1, steps + 1):
             batch = train[(step - 1) % len(train)]
-            optimizer.zero_grad(set_to_none=True)
+            for _, p in weights:
+                p.grad = None
             with seeded(step):
                 loss = subject.loss_of(subject.run(batch), batch)
                 loss.backward()
             old = [p.detach().clone() for _, p in weights] if step == 1 else []
             for group, value in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = value
-            optimizer.step()
+            _step(optimizer)
             for (name, p), was in zip(weights, old, strict=False):
                 c = place.get(name)
                 at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else ""}

@@ -59,10 +59,12 @@ def load(path: Path) -> list[Record]:
     found = []
     number = 0
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n"):
             number += 1
             row = json.loads(line)
             value = row.pop("value")
+            if not isinstance(value, int | float | None):
+                raise TypeError
             found.append(
                 Record(value=math.nan if value is None else value, **{k: v for k, v in row.items() if k in names})
             )
@@ -73,4 +75,7 @@ def load(path: Path) -> list[Record]:
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation (0 for a single value)."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    mean = statistics.fmean(values)
+    if len(values) < 2 or not math.isfinite(mean):
+        return mean, 0.0 if len(values) < 2 else math.nan
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -79,6 +79,8 @@ def score(found: Features, numbers: Mapping[str, float] | None = None) -> float:
 
 
 def probability(log_odds: float) -> float:
+    if math.isnan(log_odds):
+        return 0.0
     return 1 / (1 + math.exp(-max(-50.0, min(50.0, log_odds))))
 
 

@@ -45,8 +45,11 @@ class Watch:
 
     def begin(self, model: nn.Module) -> None:
         """Before the forward pass: listen to every residual connection."""
-        self.groups = self.groups or groups_of(model)
-        self.hidden = {}
+        groups = groups_of(model)
+        if [id(p) for group in groups.values() for p in group] != [id(p) for g in self.groups.values() for p in g]:
+            self.usual.clear()  # another model
+            self.alarmed.clear()
+        self.groups, self.hidden = groups, {}
 
         def listen(name: str) -> Any:
             def hook(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -60,7 +63,9 @@ class Watch:
         """After the backward pass."""
         for handle in self.handles:
             handle.remove()
-        self.gradient_norms = [_norm([p.grad for p in group if p.grad is not None]) for group in self.groups.values()]
+        self.gradient_norms = [
+            _norm([torch.zeros_like(p) if p.grad is None else p.grad for p in group]) for group in self.groups.values()
+        ]
         self.before_step = [p.detach().clone() for group in self.groups.values() for p in group]
 
     def end(self, lr: float) -> tuple[dict[str, float], str]:
@@ -80,8 +85,9 @@ class Watch:
         excess: dict[str, float] = {}
         for name, value in changes.items():
             usual = self.usual[name]
-            if len(usual) >= ENOUGH and value > self.alarm * statistics.median(usual):
-                excess[name] = value / max(statistics.median(usual), 1e-30)
+            middle = statistics.median(usual) if len(usual) >= ENOUGH else 0.0
+            if middle and value > self.alarm * middle:  # a layer that stood still has no usual size
+                excess[name] = value / middle
             usual.append(value)
         new = {name: times for name, times in excess.items() if name not in self.alarmed}
         self.alarmed = set(excess)
@@ -96,8 +102,6 @@ class Watch:
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
-    if not tensors:
-        return torch.zeros(())
     return torch.stack([norm.float() for norm in torch._foreach_norm(tensors)]).norm()
 
 
@@ -115,4 +119,5 @@ def groups_of(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     inside = {id(p) for group in groups.values() for p in group}
     rest = [p for p in model.parameters() if id(p) not in inside]
     found = groups | {"embeddings and norms": rest}
-    return {name: [p for p in group if p.requires_grad] for name, group in found.items() if group}
+    trained = {name: [p for p in group if p.requires_grad] for name, group in found.items()}
+    return {name: group for name, group in trained.items() if group}

@@ -44,9 +44,9 @@ def _words(inspection: Inspection) -> list[Section]:
     why = Words("Why", [line[0].upper() + line[1:] + "." for line in v.evidence])
     if not v.remedies:
         return [verdict, why]
-    moved = "" if v.trains else f" The first layer that moves is {v.where}."
+    moved = [] if v.trains else [f"The first layer that moves is {v.where}."]
     steps = [f"{number}. {line}" for number, line in enumerate(v.remedies, 1)]
-    return [verdict, why, Words("What to change, the smallest change first", [*steps, moved.strip()], "warning")]
+    return [verdict, why, Words("What to change, the smallest change first", [*steps, *moved], "warning")]
 
 
 def _findings(inspection: Inspection) -> list[Section]:
@@ -127,7 +127,7 @@ def _hidden(inspection: Inspection) -> Chart:
         root = math.sqrt(members[0].dim)
         x = [i + 1 for i in range(len(members))]
         series.append(_spread_series(stack, x, [[v / root for v in values[c.position]] for c in members]))
-        if members[0].placement == "Pre-LN" and values.get(members[0].position):
+        if members[0].placement == "Pre-LN" and values.get(first_at := members[0].position) and branches.get(first_at):
             first, branch = spread(values[members[0].position])[0], spread(branches[members[0].position])[0]
             entered = max(first**2 - branch**2, 0.0) / members[0].dim  # the lemma's inputs have squared norm d
             per_layer = max(len(members) / max(sum(c.sublayer == "feed-forward" for c in members), 1), 1)

@@ -200,7 +200,6 @@ def test_several_batches_an_update(config: Config, tmp_path: Path) -> None:
     assert all(torch.equal(weights(run, 2)[name], value) for name, value in weights(plain, 2).items())
 
 
-@pytest.mark.xfail(strict=True, reason="a Watch keeps the weights of the first model it has seen")
 def test_one_watch_for_two_trainings(config: Config, watched: Path, tmp_path: Path) -> None:
     watch = Watch(every=2)
     settings = {"updates": 2, "eval_every": 2}
@@ -334,7 +333,6 @@ def test_what_is_usual_is_forgotten_in_time() -> None:
     assert "4.0 times" in hand.move(2.0)
 
 
-@pytest.mark.xfail(strict=True, reason="a layer that stood still has grown 1e27 times")
 def test_nothing_to_compare_with_is_no_absurd_alarm() -> None:
     hand = Hand()
     for _ in range(ENOUGH):

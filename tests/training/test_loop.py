@@ -171,7 +171,7 @@ def test_a_weight_that_is_nan_ends_the_training_at_its_update(
     with pytest.raises(Diverged, match=r"the loss is nan at update 1 with pre_ln.*no checkpoint had been written"):
         train(tiny, tmp_path / "run")
     assert checkpoint.names(tmp_path / "run") == []
-    assert read_metrics(tmp_path / "run") == []
+    assert read_metrics(tmp_path / "run") == [{"update": 1, "loss": None, "grad_norm": None}]
 
 
 def test_an_absurd_rate_diverges_and_keeps_the_last_good_checkpoint(tiny: Config, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_an_absurd_rate_diverges_and_keeps_the_last_good_checkpoint(tiny: Config
     last = int(kept[-1])
     assert f"at update {last + 1} with post_ln at lr 1e+30" in str(error.value)
     assert f"the last checkpoint is {kept[-1]}" in str(error.value)
-    assert [row["update"] for row in read_metrics(tmp_path / "run")] == list(range(1, last + 1))
+    assert [row["update"] for row in read_metrics(tmp_path / "run")] == list(range(1, last + 2))
 
 
 def test_divergence_ends_the_command_with_code_3(
