@@ -115,8 +115,8 @@ def _residual_missing(found: Sequence[Connection]) -> Iterator[Finding]:
             yield Finding(
                 "residual_missing",
                 c.where,
-                f"the stream passes {c.bare_weights[-1]} on its way here and nothing is added to it: "
-                f"this sublayer has no residual connection",
+                f"the stream passes {c.bare_weights[-1]} on its way here without a residual connection: "
+                f"add what goes into that sublayer to what comes out",
             )
 
 
@@ -133,17 +133,27 @@ def _norm_on_skip(found: Sequence[Connection]) -> Iterator[Finding]:
 def _skip_detached(found: Sequence[Connection]) -> Iterator[Finding]:
     for c in found:
         if c.skip_detached:
-            yield Finding("skip_detached", c.where, "no gradient flows back through the skip: it is detached")
+            yield Finding(
+                "skip_detached", c.where, "no gradient flows back through the skip: leave it attached to the graph"
+            )
+
+
+def _is_bare(c: Connection, members: Sequence[Connection]) -> bool:
+    if not c.last or c.previous < 0:
+        return c.placement in ("no norm", "ReZero")
+    # The norm behind a stack may be that of its last connection or of the stack: those like it tell
+    alike = [o for o in members if o.sublayer == c.sublayer and not o.last]
+    return not c.before and not c.after_branch and bool(alike) and all(o.before or o.after_branch for o in alike)
 
 
 def _norm_missing(found: Sequence[Connection]) -> Iterator[Finding]:
     for stack in dict.fromkeys(c.stack for c in found):
         members = [c for c in found if c.stack == stack]
-        bare = [c for c in members if c.placement in ("no norm", "ReZero") and not (c.last and c.previous >= 0)]
+        bare = [c for c in members if not c.enters_normed and _is_bare(c, members)]
         if bare and len(bare) < len(members) / 2:
             for c in bare:
                 yield Finding(
-                    "norm_missing", c.where, f"the {c.sublayer} has no norm although the rest of {stack} has one"
+                    "norm_missing", c.where, f"the {c.sublayer} has no norm, but the rest of {stack} has: add one here"
                 )
 
 

@@ -59,7 +59,8 @@ def load(path: Path) -> list[Record]:
     found = []
     number = 0
     try:
-        for line in path.read_text(encoding="utf-8").removesuffix("\n").split("\n"):
+        text = path.read_text(encoding="utf-8")
+        for line in text.removesuffix("\n").split("\n") if text else []:
             number += 1
             row = json.loads(line)
             value = row.pop("value")

@@ -10,11 +10,13 @@ way of at least one weight matrix. Everything else follows from where the normal
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-ATTENTION = {"scaled_dot_product_attention", "softmax", "multi_head_attention_forward", "_safe_softmax"}
+ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
+
+POOLING = {"mean", "cat", "concat", "stack", "sum", "amax"}  # what a norm may follow as well
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Connection:
     weights: tuple[str, ...]  # matrices of the branch in the order of use
     dim: int
     norm_nodes: tuple[int, ...]  # in the branch and behind the addition
-    norm_gains: tuple[tuple[int, str], ...]  # a norm's node and the name of its gain
+    norm_gains: tuple[tuple[int, str], ...]  # what a norm normalises and the name of its gain
     before: int  # norms between the skip and the branch's first matrix, one behind another
     within: int  # norms right before the branch's last matrix
     after_branch: int  # norms on what the branch adds
@@ -40,6 +42,7 @@ class Connection:
     skip_detached: bool = False  # no gradient flows through the skip
     skip_learned: str = ""
     branch_learned: str = ""
+    enters_normed: bool = False  # the first of a stack: a norm lies right before it, such as one of the embedding
     previous: int = -1  # position of the connection whose stream this one takes up
     bare_weights: tuple[str, ...] = ()  # matrices the stream itself passes on its way here
     stack: str = ""
@@ -53,15 +56,12 @@ class Connection:
 def connections(graph: Any) -> list[Connection]:
     """Every residual connection in the order of the computation, stack by stack named and placed."""
     reader = _Reader(graph)
-    found: list[Connection] = []
-    by_add: dict[int, int] = {}
     for index, node in enumerate(graph.nodes):
-        reader.deep.append(any(reader.deep[i] for i in node.inputs))
-        connection = reader.connection(index, by_add) if node.op == "add" else None
+        connection = reader.connection(index) if node.op == "add" else None
         if connection:
-            reader.deep[index] = True
-            by_add[index] = len(found)
-            found.append(replace(connection, position=len(found)))
+            reader.found[index] = connection
+    found = [replace(c, position=i) for i, c in enumerate(reader.found.values())]
+    by_add = {c.add: c.position for c in found}
     return [replace(c, placement=name_of(c)) for c in _stacks(reader.link(found, by_add))]
 
 
@@ -86,7 +86,10 @@ class _Reader:
     def __init__(self, graph: Any) -> None:
         self.graph, self.nodes = graph, graph.nodes
         self.users = graph.users()
-        self.deep: list[bool] = []  # whether a node lies behind a residual connection
+        self.found: dict[int, Connection] = {}  # by the node of the addition
+        self.stream: dict[int, int] = {}  # addition of a connection: the stream before it
+        self.staged: set[int] = set()  # additions of a connection that another stack continues
+        self.joined: dict[int, int] = {}  # an addition of two states of one stream: the later of them
 
     def back(self, index: int, through_norms: bool = False) -> _Walk:
         walk = _Walk(index)
@@ -96,7 +99,10 @@ class _Reader:
                 walk.step(node)
             elif node.op == "norm" and through_norms:
                 walk.norms.append(walk.node)
+                walk.scale *= node.factor
                 walk.node = node.inputs[0]
+            elif walk.node in self.joined:
+                walk.node = self.joined[walk.node]
             else:
                 return walk
 
@@ -114,34 +120,55 @@ class _Reader:
                 stack.extend((i, False) for i in self.nodes[at].inputs if i >= source)
         return {index for index, reached in reaches.items() if reached and index != source}
 
-    def connection(self, index: int, by_add: dict[int, int]) -> Connection | None:
+    def connection(self, index: int) -> Connection | None:
         a, b = self.nodes[index].inputs
         if len(self.nodes[index].shape) < 2:
             return None
         for first, second in ((a, b), (b, a)):
-            skip = self.back(first)
+            skip, added = self.back(first), False
             for _ in range(4):
+                if skip.node < second and self._is_stream(second, skip.node):
+                    self.joined[index] = second
+                    return None
                 path = self.path(skip.node, second) if skip.node < second else set()
                 if self._has_matrix(path):
-                    if not skip.norms:
+                    if not skip.norms and not added:
                         skip = self._nearest(first, path)
                         path = self.path(skip.node, second)
+                    self.stream[index] = first if added else skip.node
+                    self._drop_within(path, skip.node)
                     return self._described(index, skip, second, path, second == b)
                 # A skip with a norm of its own, or several branches added one after another
                 node = self.nodes[skip.node]
                 if node.op == "norm":
                     further = node.inputs[0]
                     skip.norms.append(skip.node)
-                elif node.op == "add" and skip.node in by_add:
-                    a2, b2 = node.inputs
-                    further = (
-                        max(self.back(a2).node, -1) if self.back(a2).node < self.back(b2).node else self.back(b2).node
-                    )
+                    skip.scale *= node.factor
+                elif skip.node in self.found:
+                    further, added = self.found[skip.node].skip, True
                 else:
                     break
                 walk = self.back(further)
                 skip.node, skip.scale = walk.node, skip.scale * walk.scale
         return None
+
+    def _is_stream(self, index: int, source: int) -> bool:
+        """Whether a node is a later state of the stream that passes `source`, rather than the output of a sublayer."""
+        at, hops = self.back(index, through_norms=True).node, 0
+        while at > source:
+            if at in self.found:
+                at, hops = self.stream[at], hops + 1
+            elif self.nodes[at].op == "add":
+                at = min(self.nodes[at].inputs)
+            else:
+                return False
+            at = self.back(at, through_norms=True).node
+        return hops > 0
+
+    def _drop_within(self, path: set[int], source: int) -> None:
+        """Connections inside a branch (an adapter, a gate) are no sublayers of their own."""
+        for index in [i for i in path if i in self.found and not self._is_stream(i, source)]:
+            del self.found[index]
 
     def _has_matrix(self, path: set[int]) -> bool:
         return any(self.nodes[i].op == "product" and self.nodes[i].weights for i in path)
@@ -164,19 +191,17 @@ class _Reader:
         early = {i for i in norms if not (self.path(skip.node, i) & products)}
         late = set(last.norms)
         weights = [w for i in sorted(products) for w in self.nodes[i].weights if len(self.graph.shapes[w]) >= 2]
-        attends = any(self.nodes[i].function in ATTENTION for i in path)
-        outside = any(
-            self.deep[source]
-            for i in path if self.nodes[i].op in ("product", "multi_head_attention_forward")
-            for source in self._sources(i, skip.node)
-        )  # fmt: skip
+        # Attention multiplies what the stream gives by what the stream gives, or another one
+        mixing = [i for i in path if self._mixes(i)]
+        own = path | {skip.node}
+        crosses = not any(own.issuperset(self.nodes[i].inputs) for i in mixing)
         factor = node.factor
         return Connection(
             add=index,
             skip=skip.node,
             branch=branch,
             where=node.module,
-            sublayer="cross-attention" if attends and outside else "attention" if attends else "feed-forward",
+            sublayer="feed-forward" if not mixing else "cross-attention" if crosses else "attention",
             weights=tuple(dict.fromkeys(weights)),
             dim=node.shape[-1],
             norm_nodes=tuple(sorted(norms)),
@@ -192,6 +217,10 @@ class _Reader:
             skip_learned=skip.learned,
             branch_learned=last.learned,
         )
+
+    def _mixes(self, index: int) -> bool:
+        node = self.nodes[index]
+        return node.function in ATTENTION or (node.op == "product" and not node.weights)
 
     def _before_last_matrix(self, index: int, path: set[int]) -> set[int]:
         """Norms right before the matrix that a branch ends with: behind the attention or the activation."""
@@ -210,25 +239,12 @@ class _Reader:
             depth[i] = 1 + max(below, default=0)
         return max(depth.values(), default=0)
 
-    def _sources(self, index: int, floor: int) -> Iterator[int]:
-        """Where the inputs of a product come from, back to before `floor`."""
-        todo, seen = list(self.nodes[index].inputs), set[int]()
-        while todo:
-            at = todo.pop()
-            if at in seen:
-                continue
-            seen.add(at)
-            if at < floor:
-                yield at
-            elif at > floor:
-                todo.extend(self.nodes[at].inputs)
-
     def link(self, found: list[Connection], by_add: dict[int, int]) -> list[Connection]:
         """Which connection each one follows, and what the stream passes between two."""
         linked: list[Connection] = []
         after: dict[int, list[int]] = {}
         for c in found:
-            walk = self.back(c.skip, through_norms=True)
+            walk = self.back(self.stream[c.add], through_norms=True)
             bare: list[str] = []
             previous = by_add.get(walk.node, -1)
             if previous < 0:
@@ -236,7 +252,8 @@ class _Reader:
                 walk.norms += norms
             if previous >= 0:
                 after.setdefault(previous, walk.norms)
-            linked.append(replace(c, previous=previous, bare_weights=tuple(bare)))
+            normed = previous < 0 and bool(self.back(c.skip, through_norms=True).norms)
+            linked.append(replace(c, previous=previous, bare_weights=tuple(bare), enters_normed=normed))
         results: list[Connection] = []
         followed = {c.previous for c in linked}
         for c in linked:
@@ -244,29 +261,49 @@ class _Reader:
             norms, closed = self._closing(c.add) if last else (after[c.position], True)
             count = len(norms)
             if last:  # the first of them belongs to the connection where those before it have one too
-                post = results[c.previous].after_add > 0 if c.previous >= 0 else not c.before and not c.after_branch
+                like = self._alike(c, results)
+                post = like.after_add > 0 if like else not c.before and not c.after_branch
                 count = min(1, count) if post else 0
             nodes = (*c.norm_nodes, *sorted(norms))
-            gains = tuple((i, w) for i in nodes for w in self.nodes[i].weights)
+            gains = tuple((self.back(self.nodes[i].inputs[0]).node, w) for i in nodes for w in self.nodes[i].weights)
             final = len(norms) - count
             results.append(
                 replace(c, after_add=count, last=last, final=final, closed=closed, norm_nodes=nodes, norm_gains=gains)
             )
+        for c in reversed(results):  # branches side by side, norm(x + f(x) + g(x)): the norm is of all of them
+            if c.previous >= 0 and c.skip < results[c.previous].add:
+                results[c.previous] = replace(results[c.previous], after_add=c.after_add)
         return results
+
+    def _alike(self, c: Connection, results: list[Connection]) -> Connection | None:
+        """The nearest connection before it with the same norms of its own, of the same kind of sublayer if there is."""
+        chain: list[Connection] = []
+        at = c.previous
+        while at >= 0 and len(chain) < 8:
+            chain.append(results[at])
+            at = results[at].previous
+        alike = [o for o in chain if (o.before, o.after_branch) == (c.before, c.after_branch)]
+        return next((o for o in alike if o.sublayer == c.sublayer), alike[0] if alike else None)
 
     def _through_matrices(self, index: int, by_add: dict[int, int], dim: int) -> tuple[int, list[str], list[int]]:
         """Back along the stream through matrices that no residual connection joins, to a connection of that width."""
         weights: list[str] = []
         norms: list[int] = []
+        stage = False
         for _ in range(60):
             walk = self.back(index, through_norms=True)
             norms += walk.norms
             if walk.node in by_add:
-                same = self.nodes[walk.node].shape[-1] == dim
-                return (by_add[walk.node], weights, []) if same and weights else (-1, [], [])
+                if weights and not stage and self.nodes[walk.node].shape[-1] == dim:
+                    return by_add[walk.node], weights, []
+                self.staged.add(walk.node)
+                break
             node = self.nodes[walk.node]
             if not node.inputs:
-                return -1, [], []
+                break
+            # A convolution, or the stream joined to something else: the next stage of a network, not a sublayer
+            joins = len(node.inputs) > 1 and any(self.back(i).node in by_add for i in node.inputs)
+            stage = stage or node.function.startswith("conv") or (joins and node.function in POOLING)
             weights += [w for w in node.weights if node.op == "product" and len(self.graph.shapes[w]) >= 2]
             index = max(node.inputs)
         return -1, [], []
@@ -275,9 +312,12 @@ class _Reader:
         """Norms behind the last addition of a stack; whether everything that reads the stream reads it normalised."""
         norms: list[int] = []
         closed = True
-        todo = [index]
+        todo, seen = [index], set[int]()
         while todo:
             at = todo.pop()
+            if at in seen:
+                continue
+            seen.add(at)
             users = self.users.get(at, [])
             if not users and at == self.graph.output:
                 closed = False
@@ -286,11 +326,11 @@ class _Reader:
                 if node.op == "norm":
                     norms.append(user)
                     norms += self._chain(user)
-                elif node.op in ("same", "scale"):
+                elif node.op in ("same", "scale") or user in self.joined or node.function in POOLING:
                     todo.append(user)
-                else:
+                elif node.op != "part":
                     closed = False
-        return sorted(set(norms)), closed and bool(norms)
+        return sorted(set(norms)), (closed and bool(norms)) or index in self.staged
 
     def _chain(self, index: int) -> list[int]:
         """Norms that follow a norm directly."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,16 +19,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from leadline.diagnose.faults import Size
+from leadline.errors import UserError
 
-NORM_FUNCTIONS = {"layer_norm", "rms_norm", "native_layer_norm", "group_norm", "normalize", "batch_norm"}
-ATTENTION_FUNCTIONS = {"scaled_dot_product_attention", "softmax", "multi_head_attention_forward"}
+NORM_FUNCTIONS = {"layer_norm", "rms_norm", "native_layer_norm", "group_norm", "normalize"}
+ATTENTION_FUNCTIONS = {"scaled_dot_product_attention", "multi_head_attention_forward"}  # (query, key, value, …)
 PRODUCTS = {
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "bilinear", "conv1d",
-    "conv2d", "conv3d", "multi_head_attention_forward",
+    "conv2d", "conv3d", "multi_head_attention_forward", "_grouped_mm", "grouped_mm",
 }  # fmt: skip
 ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 MULTIPLICATIONS = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
 DIVISIONS = {"div", "div_", "divide", "__truediv__", "__itruediv__"}
+SUBTRACTIONS = {"sub", "sub_", "subtract", "__sub__", "__isub__"}
+# Properties are torch functions as well, all of the name __get__
+PROPERTIES = {getattr(torch.Tensor, name).__get__: "transpose" for name in ("T", "mT", "H", "mH")}
+PROPERTIES[getattr(torch.Tensor, "data").__get__] = "detach"  # noqa: B009 (mypy takes it for a tensor)
 SAME_VALUES = {
     "dropout", "dropout_", "feature_dropout", "alpha_dropout", "to", "type", "type_as", "float", "half", "bfloat16",
     "double", "contiguous", "clone", "view", "reshape", "view_as", "reshape_as", "transpose", "permute", "flatten",
@@ -42,12 +48,12 @@ SAME_VALUES = {
 class Node:
     """One operation. Positions of its inputs in the list of nodes, the stream's value first where that matters."""
 
-    op: str  # "input", "norm", "add", "scale", "same", "product" or the name of the function
+    op: str  # "input", "embedding", "norm", "add", "scale", "same", "product", "part" (of a norm) or "other"
     inputs: tuple[int, ...]
     shape: tuple[int, ...]
     module: str  # the innermost module that was running
     weights: tuple[str, ...] = ()  # names of the parameters it uses
-    factor: float = 1.0  # "scale": by what; "add": by what the second operand is multiplied
+    factor: float = 1.0  # "scale": by what; "add": by what the second operand is multiplied; "norm": to which size
     learned: str = ""  # "scale": the parameter it multiplies by
     function: str = ""
     centred: bool = False  # "norm": the mean is taken off
@@ -95,15 +101,24 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         before = [(t, self.node_of.get(id(t))) for t in tensors_in([args, kwargs])] if not self.paused else []
+        name = PROPERTIES.get(func, getattr(func, "__name__", str(func)))
+        given = [t for t, index in before if index is not None]
+        if self.keep and name.endswith("_") and not name.endswith("__"):  # in place: what was given is overwritten
+            given = [t.detach().clone() for t in given]
         result = func(*args, **kwargs)
         if not self.paused:
-            self._note(getattr(func, "__name__", str(func)), before, args, kwargs, result)
+            self._note(name, before, given, args, kwargs, result)
         return result
 
-    def _note(self, name: str, before: list[tuple[Tensor, int | None]], args: Any, kwargs: Any, result: Any) -> None:
-        results = [t for t in tensors_in(result) if isinstance(t, Tensor)]
-        if not results or name in ("__get__", "size", "backward"):
-            return
+    def _note(
+        self, name: str, before: list[tuple[Tensor, int | None]], operands: list[Tensor], args: Any, kwargs: Any,
+        result: Any,
+    ) -> None:  # fmt: skip
+        results = list(tensors_in(result))
+        if name == "__setitem__" and id(args[0]) not in self.node_of:  # a buffer that is filled with the stream
+            results = [args[0]]
+        if not results or name in ("__get__", "size", "backward") or name.startswith("new_") or name.endswith("_like"):
+            return  # no tensor, or one that takes only its shape from another
         weights = tuple(dict.fromkeys(w for t, _ in before for w in self.weights_of(t)))
         inputs = tuple(dict.fromkeys(index for _, index in before if index is not None))
         if not inputs and weights:
@@ -117,7 +132,8 @@ class Recorder(TorchFunctionMode):
         if not inputs and not weights:
             return  # masks, positions: constants
         node = self._node(name, before, inputs, weights, args, kwargs, results[0])
-        operands = [t for t, index in before if index is not None]
+        if node.op == "norm":  # x · g(x): x first
+            operands.sort(key=lambda t: -t.numel())
         index = self._add(node, results)
         if self.keep:
             self.keep(index, node.op, operands, results[0])
@@ -138,57 +154,104 @@ class Recorder(TorchFunctionMode):
         self, name: str, before: list[tuple[Tensor, int | None]], inputs: tuple[int, ...], weights: tuple[str, ...],
         args: Any, kwargs: Any, result: Tensor,
     ) -> Node:  # fmt: skip
-        node = Node(name, inputs, tuple(result.shape), self.modules[-1], weights, function=name)
+        node = Node("other", inputs, tuple(result.shape), self.modules[-1], weights, function=name)
         streams = [(t, index) for t, index in before if index is not None]
+        values = tuple(dict.fromkeys(index for t, index in streams if t.is_floating_point()))
+        if name in ATTENTION_FUNCTIONS:  # without the mask
+            node.inputs = tuple(dict.fromkeys(index for _, index in before[:3] if index is not None))
         if name in NORM_FUNCTIONS:
             node.op, node.inputs, node.centred = "norm", inputs[:1], name in ("layer_norm", "native_layer_norm")
+            node.factor = _size(result) if name == "normalize" else 1.0
         elif name in PRODUCTS and (weights or len(inputs) > 1):
             node.op = "product"
         elif name in ADDITIONS and len(streams) == 2 and streams[0][0].numel() == streams[1][0].numel():
             node.op, node.inputs = "add", (streams[0][1], streams[1][1])
             node.factor = float(kwargs.get("alpha", 1.0))
         elif name in MULTIPLICATIONS | DIVISIONS:
-            self._multiplication(node, name, before, streams, args)
-        elif len(inputs) == 1 and (name in SAME_VALUES or name in ADDITIONS):  # a bias, a constant, a mask
-            node.op = "same"
+            self._multiplication(node, name, before, streams, args, result)
+        elif name.endswith("_as") and name in SAME_VALUES:
+            node.op, node.inputs = "same", inputs[:1]
+        elif name in ("where", "__setitem__") and values:  # what was made last
+            node.op, node.inputs = "same", (max(values),)
+        elif len(values) == 1 and (name in SAME_VALUES or name in ADDITIONS):  # a bias, a constant, a mask
+            node.op, node.inputs = "same", values
         return node
 
-    def _multiplication(self, node: Node, name: str, before: Any, streams: Any, args: Any) -> None:
+    def _multiplication(self, node: Node, name: str, before: Any, streams: Any, args: Any, result: Tensor) -> None:
         if len(streams) == 2:
             (left, a), (right, b) = streams
             if left.shape[-1:] != right.shape[-1:] and 1 in (left.shape[-1], right.shape[-1]):
                 # x · g(x) with one g a token, g made of x without a weight: a normalisation written out
                 value, size = (a, b) if right.shape[-1] == 1 else (b, a)
-                if _made_of(self.graph, size, value):
-                    node.op, node.inputs = "norm", (value,)
+                value, centred = _behind(self.graph, value)
+                parts = _made_of(self.graph, size, value)
+                if parts:
+                    node.op, node.inputs, node.centred, node.factor = "norm", (value,), bool(centred), _size(result)
+                    for part in (self.graph.nodes[i] for i in parts | centred if self.graph.nodes[i].op == "other"):
+                        part.op = "part"
             return
         if len(streams) != 1:
             return
         node.op = "scale"
         constants = [t for t, index in before if index is None]
-        numbers = [a for a in args if isinstance(a, int | float)]
+        factors = [float(a) for a in args if isinstance(a, numbers.Real)]
         if constants:
             node.learned = ", ".join(w for t in constants for w in self.weights_of(t))
             size = float(constants[0].detach().float().pow(2).mean().sqrt()) if constants[0].numel() else 1.0
             if not node.learned and constants[0].numel() > 1:
                 node.op = "same"  # a mask
                 return
-            numbers = [size]
-        node.factor = math.prod(numbers) if name in MULTIPLICATIONS else 1 / (math.prod(numbers) or 1.0)
+            factors = [size]
+        node.factor = math.prod(factors) if name in MULTIPLICATIONS else 1 / (math.prod(factors) or 1.0)
 
 
-def _made_of(graph: Graph, index: int, source: int) -> bool:
-    """Whether a node comes from `source` (or from what `source` is made of by a subtraction) without a product."""
-    sources, todo, seen = {source, *graph.nodes[source].inputs}, [index], set[int]()
+def _size(x: Tensor) -> float:
+    """Root mean square; 1 where it is about 1 or none."""
+    size = float(x.detach().float().pow(2).mean().sqrt())
+    return size if math.isfinite(size) and size > 0 and abs(size - 1) > 0.05 else 1.0
+
+
+def _behind(graph: Graph, index: int) -> tuple[int, set[int]]:
+    """What a node is a multiple of; the nodes that took its mean off on the way."""
+    centring: set[int] = set()
+    while True:
+        node = graph.nodes[index]
+        subtracts = node.function in SUBTRACTIONS and len(node.inputs) == 2
+        mean = _made_of(graph, node.inputs[1], node.inputs[0]) if subtracts else set()
+        if mean:
+            centring |= {index} | mean
+        elif node.op not in ("same", "scale"):
+            return index, centring
+        index = node.inputs[0]
+
+
+def _made_of(graph: Graph, index: int, source: int) -> set[int]:
+    """The nodes by which a node is made of `source` without a product; empty: it is not."""
+    todo, seen, reached = [index], set[int](), False
     while todo:
         at = todo.pop()
-        if at in sources:
-            return True
-        if at in seen or graph.nodes[at].op == "product" or len(seen) > 50:
+        reached = reached or at == source
+        if at <= source or at in seen or graph.nodes[at].op == "product" or len(seen) > 50:
             continue
         seen.add(at)
         todo.extend(graph.nodes[at].inputs)
-    return False
+    return seen if reached else set()
+
+
+@contextlib.contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Within it nothing is dropped, neither layers nor paths, and no layer is replaced by a single fused call."""
+    if any(t.is_meta for t in model.parameters()):
+        raise UserError("the model is on the meta device, but it has to run once: move it to a real device first")
+    modes, fast = {m: m.training for m in model.modules()}, torch.backends.mha.get_fastpath_enabled()
+    model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, training in modes.items():
+            module.training = training
 
 
 @torch.no_grad()
@@ -226,7 +289,8 @@ def find_norms(model: nn.Module, run: Callable[[], Any]) -> dict[nn.Module, bool
         and not any(True for child in module.modules() if child in found)
     ]
     try:
-        run()
+        with evaluated(model):
+            run()
     finally:
         for handle in handles:
             handle.remove()
@@ -279,7 +343,7 @@ def recording(
         handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave))
     try:
-        with recorder:
+        with evaluated(model), recorder:
             yield recorder
     finally:
         for handle in handles:

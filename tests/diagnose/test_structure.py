@@ -1551,6 +1551,24 @@ def test_the_input_of_a_norm_written_out_is_handed_on(order: str) -> None:
     assert [w for op, w in widths if op == "norm"] == [DIM] * 5
 
 
+@pytest.mark.parametrize(
+    "add", ["y + x", pytest.param("y.add_(x)", marks=[broken("the branch is overwritten by then")])]
+)
+def test_the_operands_of_an_addition_in_place_are_those_before_it(add: str) -> None:
+    from leadline.diagnose.trace import find_norms, recording
+
+    model, run = toy(Style("post", add=add))
+    off = []
+
+    def keep(index: int, op: str, given: Sequence[Tensor], result: Tensor) -> None:
+        if op == "add":
+            off.append(float((given[0] + given[1] - result).norm()))
+
+    with recording(model, find_norms(model, run), keep):
+        run()
+    assert off == [0.0] * 6
+
+
 # --- Depth ------------------------------------------------------------------------------------------------------------
 
 
