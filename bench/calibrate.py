@@ -88,6 +88,8 @@ def run(grid: Sequence[Row], probes: Sequence[Row]) -> None:
         if any(chosen):
             title = f"{name.replace('_', ' ')} (width {' and '.join(map(str, widths))})"
             facts[name] = report(title, rows, scores, labels, chosen, truth)
+    held = [i for i, (cell, *_) in enumerate(rows) if cell[2] in SETS["held_out"]]
+    facts["auroc_of_collapse_alone"] = round(auroc([rows[i][2].collapse for i in held], [labels[i] for i in held]), 4)
     facts["with_warmup"] = with_warmup(grid, rows, scores, dict(facts["warmup_gain"]))
     facts["runs"], facts["date"] = len(grid), datetime.date.today().isoformat()
     write_json(Path("leadline/diagnose/calibration.json"), facts)
@@ -148,7 +150,8 @@ def with_warmup(
     for (cell, lr, _), value in zip(rows, scores, strict=True):
         by_cell[cell][lr] = value
     truth = highest_learnt(grid, 100)
-    chosen = [r for r in grid if int(r["warmup"]) == 100 and int(r["dim"]) in SETS["held_out"] and cell_of(r) in by_cell]
+    rows_with = [r for r in grid if int(r["warmup"]) == 100 and cell_of(r) in by_cell]
+    chosen = [r for r in rows_with if int(r["dim"]) in SETS["held_out"]]
     margins = [highest_rate(by_cell[cell_of(r)]) * gains[100] / float(r["lr"]) for r in chosen]
     labels = [float(r["lr"]) <= truth[cell_of(r)] for r in chosen]
     right = sum((m > 1) == y for m, y in zip(margins, labels, strict=True))

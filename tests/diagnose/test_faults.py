@@ -2,93 +2,43 @@
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from test_structure import (
+from handwritten import (
     ADDS,
     ATTENTIONS,
     DIM,
     IDS,
+    MISTAKES,
     NORMS,
     SCALES,
     WRAPPERS,
-    ZOO,
-    Arch,
     Built,
     Style,
     Toy,
-    arch,
-    broken,
     drawn,
+    drawn_wrong,
     found_in,
-    ident,
-    of_zoo,
-    reason_against,
     toy,
+    wrong_styles,
 )
 from torch import Tensor, nn
+from zoo import ZOO, Arch, arch, ident, of_zoo
 
 from leadline.diagnose import faults
 from leadline.diagnose.faults import Finding, Size, findings
 from leadline.diagnose.structure import connections
 from leadline.diagnose.trace import sizes, trace
 
-# Of `Style.fault`: the fault it is, and the placements it can be made in
-MISTAKES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "alpha_on_branch": ("alpha_on_branch", ("post", "pre")),
-    "skip_scaled_without_norm": ("skip_scaled_without_norm", ("pre", "sandwich", "branch")),
-    "norm_twice": ("norm_twice", ("post",)),
-    "norm_twice before": ("norm_twice", ("pre",)),
-    "norm_twice after": ("norm_twice", ("post", "deepnorm")),
-    "final_norm_missing": ("final_norm_missing", ("pre", "sandwich", "branch")),
-    "residual_missing a": ("residual_missing", ("post", "pre")),
-    "residual_missing f": ("residual_missing", ("post", "pre")),
-    "norm_on_skip": ("norm_on_skip", ("pre",)),
-    "skip_detached": ("skip_detached", ("post", "pre", "deepnorm", "sandwich")),
-    "skip_detached data": ("skip_detached", ("post", "pre")),
-    "norm_missing": ("norm_missing", ("pre",)),
-    "norm_shared": ("norm_shared", ("post", "pre")),
-    "norm_shared between layers": ("norm_shared", ("post", "pre")),
-    "deepnorm_constants": ("deepnorm_constants", ("deepnorm",)),
-    "beta_missing": ("beta_missing", ("deepnorm",)),
-    "beta_wrong": ("beta_wrong", ("deepnorm",)),
-    "beta_on_biases": ("beta_on_biases", ("deepnorm",)),
-}
-
 
 def faults_of(built: Built) -> set[str]:
     return {f.name for f in found_in(*built)[1] if f.severity == "fault"}
 
 
-def reason_against_naming(style: Style) -> str:
-    return reason_against(style) or ("x.data is not seen as the stream" if style.fault == "skip_detached data" else "")
-
-
-def wrong_styles() -> list[Style]:
-    """Every mistake in every placement, as an encoder of modules, and as a decoder in another style."""
-    plain = [Style(p, fault=m) for m, (_, placements) in MISTAKES.items() for p in placements]
-    other = {
-        "norm": "RMS", "attention": "softmax", "add": "y + x", "dropout": "module", "wrapper": "function",
-        "layers": 4, "scale": "x.mul(a)", "decoder": True,
-    }  # fmt: skip
-    return plain + [replace(s, **other) for s in plain]  # type: ignore[arg-type]
-
-
 def name_of(style: Style) -> str:
     return ident(f"{style.fault} {style.placement}{' decoder' if style.decoder else ''}")
-
-
-def cases(styles: list[Style], name: Callable[[Style], str], strict: bool = True) -> list[Any]:
-    return [
-        pytest.param(s, marks=[broken(r, strict)] if (r := reason_against_naming(s)) else [], id=name(s))
-        for s in styles
-    ]
 
 
 def check(style: Style) -> None:
@@ -96,25 +46,12 @@ def check(style: Style) -> None:
     assert faults_of(toy(style)) == {MISTAKES[style.fault][0]}
 
 
-@pytest.mark.parametrize("style", cases(wrong_styles(), name_of))
+@pytest.mark.parametrize("style", wrong_styles(), ids=name_of)
 def test_wrong_blocks_are_named(style: Style) -> None:
     check(style)
 
 
-def drawn_wrong(seed: int) -> Style:
-    draw = random.Random(seed)
-    mistake = draw.choice(list(MISTAKES))
-    style = replace(drawn(seed), placement=draw.choice(MISTAKES[mistake][1]), layers=draw.choice([3, 4]), fault=mistake)
-    if mistake.startswith("norm_shared"):  # only a gain can be seen to be shared
-        style = replace(style, norm=draw.choice(["LayerNorm", "RMS", "nn.RMSNorm"]), inline=False)
-    if style.placement == "deepnorm":
-        style = replace(style, attention=draw.choice(["sdpa", "softmax", "bmm"]))
-    return style
-
-
-@pytest.mark.parametrize(
-    "style", cases([drawn_wrong(seed) for seed in range(40)], lambda s: s.fault.replace(" ", "-"), strict=False)
-)
+@pytest.mark.parametrize("style", [drawn_wrong(seed) for seed in range(40)], ids=lambda s: ident(s.fault))
 def test_drawn_wrong_blocks_are_named(style: Style) -> None:
     check(style)
 
@@ -169,7 +106,6 @@ def test_a_missing_residual_at_an_end_is_not_seen(where: str) -> None:
     assert "residual_missing" not in {f.name for f in wrong}
 
 
-@broken("the last of a stack is not asked for its norm")
 def test_the_last_sublayer_without_its_norm() -> None:
     def forward(m: Arch, x: Tensor) -> Tensor:
         for a, f, n, _, _, i in m.each():
@@ -255,21 +191,7 @@ def test_places_count_how_often() -> None:
 # --- The zoo ----------------------------------------------------------------------------------------------------------
 
 
-FALSE_ALARMS = {
-    "transformers ModernBERT", "transformers BEiT", "transformers Cohere", "transformers Swin", "timm mean pooling",
-    "parallel_branches", "parallel_branches_one_norm_called_twice", "adapters", "long_skip", "embedding_added_again",
-    "weighted_sum_of_layers", "bottom_to_top",
-}  # fmt: skip
-FIRST = "a first sublayer that starts from a normed embedding needs no norm of its own"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[broken(entry.bug or FIRST)] if n in FALSE_ALARMS else [], id=ident(n))
-        for n, entry in ZOO.items()
-    ],
-)
+@pytest.mark.parametrize("name", ZOO, ids=ident)
 def test_no_fault_in_what_is_right(name: str) -> None:
     assert {f.name for f in of_zoo(name)[1] if f.severity == "fault"} == ZOO[name].faults
 
@@ -278,21 +200,9 @@ def test_no_fault_in_what_is_right(name: str) -> None:
 
 # Words that say what to do, or what is right instead
 ADVICE = re.compile(r"\b(add|remove|use|give|leave|scale|normalise|can go|belongs|asks for|mixes)\b")
-SILENT = {
-    "skip_detached": "says what is wrong, not what to do",
-    "residual_missing": "says what is wrong, not what to do",
-    "norm_missing": "says what is wrong, not what to do",
-}
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        pytest.param(m, marks=[broken(SILENT[name])] if name in SILENT else [])
-        for m, (name, _) in MISTAKES.items()
-        if m != "skip_detached data"
-    ],
-)
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_messages_are_one_sentence_and_say_what_to_do(mistake: str) -> None:
     _, wrong = found_in(*toy(Style(MISTAKES[mistake][1][0], fault=mistake)))
     assert wrong
