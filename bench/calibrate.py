@@ -75,7 +75,9 @@ def warmup_gains(grid: Sequence[Row]) -> list[tuple[int, float]]:
 def run(grid: Sequence[Row], probes: Sequence[Row]) -> None:
     truth = highest_learnt(grid, 0)
     # A rate below one that learnt is not unstable: at worst it is too slow for the updates it was given.
-    rows = [(cell_of(r), float(r["lr"]), features_of(r)) for r in probes if cell_of(r) in truth]
+    trained = {(cell_of(r), float(r["lr"])) for r in grid if int(r["warmup"]) == 0}
+    found_rows = ((cell_of(r), float(r["lr"]), features_of(r)) for r in probes)
+    rows = [(cell, lr, found) for cell, lr, found in found_rows if (cell, lr) in trained]
     labels = [lr <= truth[cell] for cell, lr, _ in rows]
     tuned = [cell[2] == TUNED_ON for cell, *_ in rows]
     w = fit(np.array([found for *_, found in rows])[tuned], np.array(labels, dtype=float)[tuned])

@@ -76,7 +76,8 @@ def train_one(job: tuple[Cell, float]) -> dict[str, Any]:
         update = event.update
         if event.kind == "evaluation":
             curve.append(event.row["valid_nll"])
-            if curve[-1] < LEARNT or (curve[-1] > STUCK and update >= cell.budget // 2 + cell.warmup):
+            learnt = curve[-1] < LEARNT and update > cell.warmup  # at the full rate
+            if learnt or (curve[-1] > STUCK and update >= cell.budget // 2 + cell.warmup):
                 raise _Decided
 
     folder = Path(tempfile.mkdtemp())
