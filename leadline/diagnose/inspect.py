@@ -83,7 +83,7 @@ def inspect_subject(
     if not rate > 0:
         raise UserError(f"the learning rate is {rate}: give the optimizer the rate you intend to train with")
     found = subject.connections
-    before = probe.initial(subject, seed)
+    before = probe.initial(subject, seed, most=2)
     shown = subject.batches[-1]
     start = probe.look(subject, shown)
     at_start = [

@@ -148,7 +148,7 @@ def quiet(model: nn.Module) -> Iterator[None]:
     try:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)  # it computes a whole layer in one call, out of sight
-        with seeded():
+        with seeded(), torch.no_grad():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -197,9 +197,9 @@ def look(subject: Subject, batch: Any) -> Look:
     return Look(streams, streams[-1] if output is None else output.detach().float())
 
 
-def initial(subject: Subject, seed: int = 0) -> list[Record]:
+def initial(subject: Subject, seed: int = 0, most: int | None = None) -> list[Record]:
     """At every connection: stream, branch, norm inputs and Jacobians; of every weight: its norm and its gradient."""
-    return _streams(subject, seed) + gradients(subject, seed)
+    return _streams(subject, seed) + gradients(subject, seed, most)
 
 
 def _streams(subject: Subject, seed: int) -> list[Record]:
@@ -228,13 +228,14 @@ def _streams(subject: Subject, seed: int) -> list[Record]:
     return records
 
 
-def gradients(subject: Subject, seed: int) -> list[Record]:
-    """Backward over every batch, without a step."""
+def gradients(subject: Subject, seed: int, most: int | None = None) -> list[Record]:
+    """Backward over every batch, or the first few, without a step."""
+    batches = subject.batches[:most]
     weights = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
     sums: dict[str, Tensor] = {}
     norms: dict[str, float] = dict.fromkeys(weights, 0.0)
     with restored(subject):
-        for batch in subject.batches:
+        for batch in batches:
             for p in weights.values():
                 p.grad = None
             with seeded():
@@ -244,7 +245,7 @@ def gradients(subject: Subject, seed: int) -> list[Record]:
                     gradient = p.grad.detach().float()
                     sums[name] = sums[name] + gradient if name in sums else gradient.clone()
                     norms[name] += float(gradient.norm())
-    count = len(subject.batches)
+    count = len(batches)
     place = {w: c for c in reversed(subject.connections) for w in c.weights}
     records = []
     for name, p in weights.items():
