@@ -11,6 +11,7 @@ A look at the model is one forward pass in which every residual connection is re
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -276,6 +277,8 @@ def restored(subject: Subject) -> Iterator[None]:
     gradients = [(p, p.grad) for p in model.parameters()]
     state, groups = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
     optimizer.state.clear()  # what it held is not touched by the steps
+    if isinstance(optimizer, torch.optim.Adagrad):  # makes its state when it is made, and needs it
+        optimizer.state.update({p: copy.deepcopy(held) for p, held in state.items()})
     for p in model.parameters():
         p.grad = None
     try:
