@@ -64,7 +64,6 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the parameters
     output: int = -1  # the node of the model's first output, if it is one
-    uncentred: list[str] = field(default_factory=list)
 
     def users(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
