@@ -1,45 +1,121 @@
-"""python -m bench train [--size small|iwslt14] [--device cpu]: a table, and a dated JSON beside it."""
+"""python -m bench train|bert|deep|decode|memory|prepare: a table, and a dated JSON in bench/results.
+
+python -m bench table FILES prints Markdown from such JSONs. docs/performance.md says what is compared and how.
+"""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
+import importlib.metadata
+import os
 import platform
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench import train
-from bench.workload import SIZES, make_pool
+from bench import report
+from bench.measure import Setting, matrix_peak
+from leadline.errors import UserError
 from leadline.files import write_json
-from leadline.terminal import table
+
+# Command -> the size it takes if none is asked for. Each is a module of this package with SIZES and run().
+COMMANDS = {
+    "train": "iwslt14",
+    "bert": "bert-tiny",
+    "deep": "deep-tiny",
+    "decode": "small",
+    "memory": "memory-tiny",
+    "prepare": "numerals",
+}
+LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "x-transformers", "torchscale", "triton")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Speed against peers, in one process run.")
-    parser.add_argument("what", choices=["train"])
-    parser.add_argument("--size", choices=list(SIZES), default="iwslt14")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
-    arguments = parser.parse_args()
-    device, size = torch.device(arguments.device), SIZES[arguments.size]
-    rows = train.run(size, make_pool(size), device, arguments.precision, arguments.repeats)
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    if device.type == "cuda":
-        machine = torch.cuda.get_device_name()
-    facts: dict[str, Any] = {"date": datetime.date.today().isoformat(), "torch": torch.__version__, "machine": machine}
-    facts |= {"size": vars(size), "precision": arguments.precision, "rows": rows}
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="python -m bench", description="Speed against peers, in one process run.")
+    found.add_argument("what", choices=[*COMMANDS, "table"])
+    found.add_argument("files", nargs="*", type=Path, help="table: JSON files")
+    found.add_argument("--size", default="")
+    found.add_argument("--device", default="cpu")
+    found.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    found.add_argument("--repeats", type=int, default=3)
+    found.add_argument("--only", nargs="+", default=[], help="contestants whose name holds one of these")
+    found.add_argument("--slow", action="store_true", help="also contestants that take minutes to compile")
+    found.add_argument("--run", type=Path, help="decode: a trained run folder")
+    found.add_argument("--text", type=Path, help="decode: sentences, one a line; prepare: a folder of text")
+    found.add_argument("--sentences", type=int, default=0, help="decode: only so many")
+    found.add_argument("--languages", nargs=2, default=["de", "en"], help="prepare: of the text folder")
+    found.add_argument("--depths", nargs="+", type=int, default=[], help="memory: layers of each stack")
+    found.add_argument("--out", type=Path, default=Path("bench/results"))
+    return found
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    what, device = arguments.what, torch.device(arguments.device)
+    command = importlib.import_module(f"bench.{what}")
+    name = arguments.size or COMMANDS[what]
+    if name not in command.SIZES:
+        raise UserError(f"{what} has no size {name!r}: it has {', '.join(command.SIZES)}")
+    size = command.SIZES[name]
+    if arguments.run and not arguments.text:
+        raise UserError("--run FOLDER needs --text FILE, the sentences to translate")
+    setting = Setting(
+        device=device,
+        precision=arguments.precision,
+        repeats=arguments.repeats,
+        warmups=3 if device.type == "cuda" and what in ("train", "bert", "deep") else 1,
+        only=tuple(arguments.only),
+        slow=arguments.slow,
+    )
+    peak = 0.0 if what == "prepare" else matrix_peak(setting)
+    found = command.run(size, setting, peak, arguments)
+    rows, notes = found if isinstance(found, tuple) else (found, [])
+    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"
+    return {
+        "what": what,
+        "date": datetime.date.today().isoformat(),
+        "machine": torch.cuda.get_device_name() if device.type == "cuda" else cpu,
+        "torch": torch.__version__,
+        "libraries": {library: version for library in LIBRARIES if (version := _version(library))},
+        "size": {"name": arguments.run.name, "text": str(arguments.text)} if arguments.run else vars(size),
+        "precision": arguments.precision,
+        "peak_tflops": peak / 1e12,
+        "rows": rows,
+        "notes": notes,
+    }
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def main(words: list[str] | None = None) -> None:
+    arguments = parser().parse_args(words)
+    if arguments.what == "table":
+        print("\n".join(report.markdown(path) for path in arguments.files))
+        return
+    facts = measure(arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_json(arguments.out / f"{facts['date']}-train-{size.name}-{device.type}.json", facts)
-    columns = ["contestant", "ms_a_step", "target_tokens_per_second", "leadline_is_faster_by"]
-    formats = ["", ".1f", ",.0f", ".2f"]
-    shown = [[format(row[column], f) for column, f in zip(columns, formats, strict=True)] for row in rows]
-    title = f"training step, {size.name}, {arguments.precision}, {machine}, torch {torch.__version__}"
-    table(title, [column.replace("_", " ") for column in columns], shown)
+    name = [
+        facts["date"],
+        facts["what"],
+        facts["size"]["name"],
+        torch.device(arguments.device).type,
+        facts["precision"],
+    ]
+    path = arguments.out / f"{'-'.join(name)}.json"
+    write_json(path, facts)
+    report.show(facts)
+    print(path)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,4 +1,4 @@
-"""The sentences every contestant trains on, and the contestants' common rules.
+"""The sentences every contestant works on.
 
 Lengths are drawn from a log-normal that fits TED talks (about 24 tokens, a long tail); tokens are random.
 A contestant sees all sentences of the pool once a repeat. Ours in packs of fixed size; peers in padded batches
@@ -7,9 +7,6 @@ sorted by length, which is what costs them least.
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +27,11 @@ class Size:
     vocab: int
     batch_tokens: int
     batches: int  # packs in the pool
+    placement: str = "pre_ln"  # of ours, and of peers that have a choice
 
 
 SIZES = {
+    "tiny": Size("tiny", 2, 32, 64, 2, 200, 256, 2),
     "small": Size("small", 3, 64, 128, 2, 1000, 1024, 8),
     "iwslt14": Size("iwslt14", 6, 512, 1024, 4, 10000, 1024, 6),
     "iwslt14-gpu": Size("iwslt14-gpu", 6, 512, 1024, 4, 10000, 4096, 8),
@@ -87,22 +86,3 @@ def padded_batches(pool: Pool, count: int) -> list[dict[str, torch.Tensor]]:
 def _pad(rows: list[np.ndarray]) -> torch.Tensor:
     longest = max(map(len, rows))
     return torch.from_numpy(np.stack([np.pad(row, (0, longest - len(row)), constant_values=PAD) for row in rows]))
-
-
-def median_seconds(runs: dict[str, Callable[[], None]], device: torch.device, repeats: int) -> dict[str, float]:
-    """Of one pass over the pool, after one to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for repeat in range(repeats + 1):
-        for name, run in runs.items():
-            _wait(device)
-            started = time.perf_counter()
-            run()
-            _wait(device)
-            if repeat:
-                times[name].append(time.perf_counter() - started)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

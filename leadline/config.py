@@ -115,7 +115,8 @@ class TrainConfig:
     seed: int = 1
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     precision: Literal["fp32", "bf16"] = "fp32"
-    step: Literal["eager", "compiled"] = "eager"
+    step: Literal["eager", "compiled", "graph"] = "eager"  # graph: the whole update captured once; CUDA only
+    recompute: bool = False  # keep only what enters each block for the way back: less memory, a third more work
     eval_every: int = 0  # updates between evaluations; 0: after every epoch
     bleu_sentences: int = 0  # validation sentences translated at each evaluation; 0: none; -1: all
     patience: int = 0  # stop after this many evaluations without a better validation loss; 0: never

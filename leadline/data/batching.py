@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-OPEN_PACKS = 16  # filled side by side: a sentence that does not fit in one finds room in another
+AHEAD = 128  # rows looked through for one that fits in what room is left
 
 
 @dataclass(frozen=True)
@@ -28,27 +29,56 @@ def shape_for(lengths: np.ndarray, batch_tokens: int) -> Shape:
 
 
 def plan(lengths: np.ndarray, shape: Shape, order: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-    """Rows of each batch, in `order`: first fit among a few open packs, the fullest of which closes for a new one."""
-    batches: list[list[int]] = []
-    open_packs: list[tuple[list[int], list[int]]] = []  # rows, and room left: source, target, sequences
-    for row in order:
-        source, target = int(lengths[row, 0]), int(lengths[row, 1])
-        fitting = (p for p in open_packs if source <= p[1][0] and target <= p[1][1] and p[1][2])
-        if found := next(fitting, None):
-            rows, room = found
-        else:
-            if len(open_packs) == OPEN_PACKS:
-                fullest = min(range(OPEN_PACKS), key=lambda i: min(open_packs[i][1]))
-                batches.append(open_packs.pop(fullest)[0])
-            rows, room = [], [shape.source, shape.target, shape.sequences]
-            open_packs.append((rows, room))
-        rows.append(int(row))
-        room[0] -= source
-        room[1] -= target
-        room[2] -= 1
-    batches += [rows for rows, _ in open_packs]
-    longest = lengths.max(1)
-    return [np.array(sorted(rows, key=lambda row: longest[row])) for rows in batches]
+    """Rows of each batch: as many as fit, in `order`, and in the room left the longest that fits of those to come.
+
+    The loop is over batches, so that the device does not wait long for the first batch of an epoch.
+    """
+    order = np.asarray(order, dtype=np.int64)
+    if not len(order):
+        return []
+    source, target = np.ascontiguousarray(lengths[order].T)
+    if source.max() > shape.source or target.max() > shape.target:
+        raise ValueError(f"rows of up to {source.max()} and {target.max()} tokens do not fit in {shape}")
+    # Tokens before each row; a memoryview gives plain numbers at once, without a list of them all.
+    sources, targets = (np.concatenate([[0], np.cumsum(side)]).data for side in (source, target))
+    untaken = target.copy()  # 0 for rows taken ahead of their turn
+    begins: list[int] = []
+    taken: list[int] = []
+    takers: list[int] = []  # the packs that took them
+    waiting: list[int] = []  # rows taken whose turn is still to come, the next first
+    end = 0
+    while end < len(order):
+        begin = end
+        full = (sources[begin] + shape.source, targets[begin] + shape.target, begin + shape.sequences)
+        end = _first_beyond(full, sources, targets, begin)
+        while waiting and waiting[0] <= end:  # not in this pack: there is room for as much more
+            row = waiting.pop(0)
+            full = (full[0] + int(source[row]), full[1] + int(target[row]), full[2] + 1)
+            end = _first_beyond(full, sources, targets, end)
+        room = [full[0] - sources[end], full[1] - targets[end], full[2] - end]
+        ahead = slice(end + 1, end + 1 + AHEAD)
+        while min(room) > 0 and ahead.start < len(order):
+            fitting = untaken[ahead] * ((source[ahead] <= room[0]) & (untaken[ahead] <= room[1]))
+            row = ahead.start + int(fitting.argmax())
+            if not fitting[row - ahead.start]:
+                break
+            room = [room[0] - int(source[row]), room[1] - int(target[row]), room[2] - 1]
+            untaken[row] = 0
+            taken.append(row)
+            takers.append(len(begins))
+            insort(waiting, row)
+        begins.append(begin)
+    pack_of = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(order)))
+    pack_of[taken] = takers
+    longest = np.maximum(source, target)
+    # In the smallest type, because numpy sorts 16 bits several times faster than 64.
+    keys = [key.astype(np.min_scalar_type(key.max())) for key in (longest, pack_of)]
+    return np.split(order[np.lexsort(keys)], np.cumsum(np.bincount(pack_of))[:-1])
+
+
+def _first_beyond(full: tuple[int, int, int], sources: Sequence[int], targets: Sequence[int], begin: int) -> int:
+    """The first row from `begin` on with which the totals would be more than `full`: source, target, rows."""
+    return min(bisect_right(sources, full[0], begin), bisect_right(targets, full[1], begin), full[2] + 1) - 1
 
 
 def epoch_plan(lengths: np.ndarray, shape: Shape, seed: int, epoch: int) -> list[np.ndarray]:

@@ -12,6 +12,7 @@ A folder is written under another name and renamed when complete, so it is whole
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -20,7 +21,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -165,6 +166,13 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+class Flat(NamedTuple):
+    """Sequences end to end."""
+
+    tokens: np.ndarray  # int64
+    lengths: np.ndarray  # of each sequence
+
+
 @dataclass(frozen=True)
 class Split:
     """Rows of token pairs, read from disk as they are asked for."""
@@ -177,17 +185,46 @@ class Split:
         return int(self.first[-1])
 
     def __getitem__(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        shard = int(np.searchsorted(self.first, row, side="right")) - 1
-        local = row - int(self.first[shard])
-        ends = self.ends[shard]
-        begin = ends[local - 1, 1] if local else 0
-        middle, end = ends[local]
-        tokens = self.tokens[shard]
-        return tokens[begin:middle].astype(np.int64), tokens[middle:end].astype(np.int64)
+        source, target = self.gather(np.array([row]))
+        return source.tokens, target.tokens
+
+    def gather(self, rows: np.ndarray) -> tuple[Flat, Flat]:
+        """Source and target of `rows`, at least one, in any order: without a loop over them, for a batch of many."""
+        begins, middles, ends = (self._edges[2 * rows + side] for side in range(3))
+        sources, targets = middles - begins, ends - middles
+        tokens, begins = self._array_with(rows, begins, sources + targets)
+        source = tokens[_spans(begins, sources)].astype(np.int64)
+        target = tokens[_spans(begins + sources, targets)].astype(np.int64)
+        return Flat(source, sources), Flat(target, targets)
+
+    def _array_with(self, rows: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """An array with the tokens of `rows`, and where each begins: the only shard, or what is needed of several."""
+        if len(self.tokens) == 1:
+            return self.tokens[0], begins
+        shards = np.searchsorted(self.first, rows, side="right") - 1
+        by_shard = np.argsort(shards, kind="stable")
+        in_shard = (begins - self._edges[2 * self.first[shards]])[by_shard]
+        lengths = lengths[by_shard]
+        copied = np.cumsum(lengths) - lengths  # where each will begin
+        used = np.unique(shards)
+        parts = np.split(_spans(in_shard, lengths), copied[np.searchsorted(shards[by_shard], used[1:])])
+        begins = np.empty_like(copied)
+        begins[by_shard] = copied
+        return np.concatenate([self.tokens[s][part] for s, part in zip(used, parts, strict=True)]), begins
+
+    @functools.cached_property
+    def _edges(self) -> np.ndarray:
+        """[2 rows + 1] where each side of each row begins, the shards taken as one, and where the last ends."""
+        return np.concatenate([[0], np.cumsum(self.lengths())])
 
     def lengths(self) -> np.ndarray:
         """[rows, 2] tokens on each side."""
         return np.concatenate([np.diff(e.reshape(-1), prepend=0).reshape(-1, 2) for e in self.ends])
+
+
+def _spans(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """begin, begin + 1, …, begin + length - 1 of each, end to end."""
+    return np.arange(lengths.sum()) + np.repeat(begins - np.cumsum(lengths) + lengths, lengths)
 
 
 class Store:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ class Pack:
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     starts: Tensor  # [S+1] int32, cumulative; covers the filler too
+    owner: Tensor  # [T] int32: the number of the sequence each token belongs to, filler included
     slots: Tensor  # [real tokens] int64: where each token lies when the groups are padded
     groups: tuple[Group, ...]
     max_length: int  # no sequence is longer
@@ -47,9 +49,14 @@ class Pack:
             tokens=self.tokens.to(device, non_blocking=True),
             positions=self.positions.to(device, non_blocking=True),
             starts=self.starts.to(device, non_blocking=True),
+            owner=self.owner.to(device, non_blocking=True),
             slots=self.slots.to(device, non_blocking=True),
             groups=tuple(g._replace(valid=g.valid.to(device, non_blocking=True)) for g in self.groups),
         )
+
+    def fixed(self) -> Pack:
+        """Without what depends on the lengths inside: the shapes of the rest never change."""
+        return replace(self, slots=self.slots[:0], groups=())
 
     @property
     def last(self) -> Tensor:
@@ -57,19 +64,17 @@ class Pack:
         return self.starts[1 : 1 + sum(g.sequences for g in self.groups)].long() - 1
 
 
-def group_sizes(lengths: Sequence[Sequence[int]]) -> list[int]:
+def group_sizes(lengths: Sequence[Sequence[int]] | Sequence[np.ndarray]) -> list[int]:
     """How many sequences go in each group, for sequences sorted by their longest side.
 
     A new group starts where the padded copy would otherwise be more than half empty for a sequence.
     """
-    longest = [max(sides) for sides in zip(*lengths, strict=True)]
+    longest = np.max(lengths, axis=0)
     sizes: list[int] = []
-    smallest = 0
-    for length in longest:
-        if not sizes or length > 2 * smallest:
-            sizes.append(0)
-            smallest = max(length, 8)
-        sizes[-1] += 1
+    while len(longest):
+        too_long = longest > 2 * max(longest[0], 8)
+        sizes.append(int(too_long.argmax()) or len(longest))  # argmax is 0 where none is: the first never is
+        longest = longest[sizes[-1] :]
     return sizes
 
 
@@ -85,37 +90,56 @@ def pack(
 
     `max_sequences` counts those of the filler too; packs that attend to one another need the same.
     """
-    lengths = np.array([len(s) for s in sequences])
+    lengths = np.array([len(s) for s in sequences], dtype=np.int64)
+    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *sequences])
+    return pack_flat(tokens, lengths, size, sizes, max_length, max_sequences, pad)
+
+
+def pack_flat(
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    size: int,
+    sizes: Sequence[int],
+    max_length: int,
+    max_sequences: int,
+    pad: int = 0,
+) -> Pack:
+    """The same for sequences of these `lengths` that lie end to end already."""
     real = int(lengths.sum())
     filler = [min(max_length, size - begin) for begin in range(real, size, max_length)]
     if real > size or len(lengths) + len(filler) > max_sequences or lengths.max(initial=0) > max_length:
         raise ValueError(
-            f"{len(sequences)} sequences of {real} tokens, the longest {lengths.max(initial=0)}, do not fit in a pack "
+            f"{len(lengths)} sequences of {real} tokens, the longest {lengths.max(initial=0)}, do not fit in a pack "
             f"of {max_sequences} sequences and {size} tokens, none longer than {max_length}"
         )
-    if sum(sizes) != len(sequences):
-        raise ValueError(f"groups of {list(sizes)} do not make {len(sequences)} sequences")
+    if sum(sizes) != len(lengths):
+        raise ValueError(f"groups of {list(sizes)} do not make {len(lengths)} sequences")
     all_lengths = np.zeros(max_sequences, dtype=np.int64)  # a fixed shape, whatever is inside
-    all_lengths[: len(lengths) + len(filler)] = [*lengths, *filler]
-    starts = np.concatenate([[0], np.cumsum(all_lengths)])
-    tokens = np.full(size, pad, dtype=np.int64)
-    if real:
-        tokens[:real] = np.concatenate(list(sequences))
-    positions = np.arange(size) - np.repeat(starts[:-1], all_lengths)
+    all_lengths[: len(lengths)] = lengths
+    all_lengths[len(lengths) : len(lengths) + len(filler)] = filler
+    starts = np.zeros(max_sequences + 1, dtype=np.int64)
+    np.cumsum(all_lengths, out=starts[1:])
+    owner = np.repeat(np.arange(max_sequences), all_lengths)
+    positions = np.arange(size) - starts[owner]
+    all_tokens = np.full(size, pad, dtype=np.int64)
+    all_tokens[:real] = tokens
 
-    groups, slots, first, offset = [], np.empty(real, dtype=np.int64), 0, 0
-    for count in sizes:
-        member = lengths[first : first + count]
-        longest = int(member.max(initial=1))
-        valid = np.arange(longest)[None, :] < member[:, None]
-        begin, end = starts[first], starts[first + count]
-        slots[begin:end] = np.flatnonzero(valid) + offset
-        groups.append(Group(count, longest, torch.from_numpy(valid), bool(valid.all())))
-        first, offset = first + count, offset + count * longest
+    bounds = [0, *accumulate(sizes)]
+    longest = [int(lengths[begin:end].max(initial=1)) for begin, end in pairwise(bounds)]
+    widths = np.repeat(np.array(longest, dtype=np.int64), sizes)  # of each sequence in the padded copy
+    slots = (np.cumsum(widths) - widths)[owner[:real]] + positions[:real]
+    valid = np.zeros(int(widths.sum()), dtype=bool)
+    valid[slots] = True
+    groups, begin = [], 0
+    for count, length in zip(sizes, longest, strict=True):
+        of_group = valid[begin : begin + count * length].reshape(count, length)
+        groups.append(Group(count, length, torch.from_numpy(of_group), bool(of_group.all())))
+        begin += count * length
     return Pack(
-        tokens=torch.from_numpy(tokens),
+        tokens=torch.from_numpy(all_tokens),
         positions=torch.from_numpy(positions),
         starts=torch.from_numpy(starts.astype(np.int32)),
+        owner=torch.from_numpy(owner.astype(np.int32)),
         slots=torch.from_numpy(slots),
         groups=tuple(groups),
         max_length=max_length,

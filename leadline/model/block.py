@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from leadline.config import ModelConfig
 from leadline.kernels.pack import Pack
-from leadline.model.layers import Cache, CrossAttention, FeedForward, Memory, SelfAttention
+from leadline.model.layers import Attends, CrossAttention, FeedForward, SelfAttention
 from leadline.placement import Placement, Site, Stack, find
 
 
@@ -40,7 +42,7 @@ class Block(nn.Module):
             x_TD = self.cross_residual(x_TD, lambda h: self.cross(h, memory_SD, pack, memory_pack))
         return self.ffn_residual(x_TD, self.ffn)
 
-    def step(self, x_ND: Tensor, cache: Cache, memory: Memory | None = None) -> Tensor:
+    def step(self, x_ND: Tensor, cache: Attends, memory: Attends | None = None) -> Tensor:
         """The same layer on one new token of each hypothesis."""
         x_ND = self.attn_residual(x_ND, lambda h: self.attn.step(h, cache))
         if memory is not None:
@@ -62,6 +64,7 @@ class Layers(nn.Module):
         super().__init__()
         count = config.encoder_layers if stack == "encoder" else config.decoder_layers
         self.blocks = nn.ModuleList(Block(config, stack, layer) for layer in range(count))
+        self.recompute = False
         *_, (last, _) = self.blocks[-1].connections()  # type: ignore[operator]
         self.final = find(config.placement).final(last.site)
 
@@ -69,5 +72,8 @@ class Layers(nn.Module):
         self, x_TD: Tensor, pack: Pack, memory_SD: Tensor | None = None, memory_pack: Pack | None = None
     ) -> Tensor:
         for block in self.blocks:
-            x_TD = block(x_TD, pack, memory_SD, memory_pack)
+            if self.recompute and torch.is_grad_enabled():
+                x_TD = checkpoint(block, x_TD, pack, memory_SD, memory_pack, use_reentrant=False)
+            else:
+                x_TD = block(x_TD, pack, memory_SD, memory_pack)
         return self.final(x_TD)

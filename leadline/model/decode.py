@@ -1,20 +1,25 @@
-"""Greedy and beam search with a key/value cache.
+"""Beam search with a key/value cache.
 
 Shapes: B sentences, K beams, N = B·K hypotheses, V vocabulary, L tokens so far.
 A hypothesis scores log p(y) / length ** length_penalty, its </s> counted in the length.
+
+The search as it reads is here, for any device. On a GPU with Triton leadline.model.slots finds the same faster.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from leadline.kernels.attention import pad
 from leadline.kernels.pack import Pack
-from leadline.model.layers import Cache, Memory
+from leadline.model import slots
+from leadline.model.layers import Ancestry, Cache, Memory
 from leadline.model.transformer import Transformer
+
+MINUS_INF = float("-inf")
+SHRINK = 0.8  # a batch is rid of its finished sentences when no more than this part of it is left
 
 
 @dataclass(frozen=True)
@@ -23,60 +28,9 @@ class Hypothesis:
     score: float
 
 
-class Stepper:
-    """The decoder, one token at a time: what it has seen stays in the caches."""
-
-    def __init__(self, model: Transformer, source: Pack, beams: int, longest: int) -> None:
-        self.model = model
-        memory_SD = model.encode(source)
-        sentences = source.groups[0].sequences
-        config = model.config
-        self.memories: list[Memory] = []
-        self.caches: list[Cache] = []
-        for block in model.decoder.blocks:
-            k, v = block.cross.split(block.cross.kv(memory_SD), 2)  # type: ignore[union-attr, operator]
-            keys, values = (pad(x, source).view(sentences, -1, *x.shape[1:]).transpose(1, 2) for x in (k, v))
-            self.memories.append(Memory(keys, values, source.groups[0].valid[:, None, None, :]))
-            empty = keys.new_zeros(sentences * beams, config.heads, longest, config.head_width)
-            self.caches.append(Cache(empty, empty.clone()))
-
-    def __call__(self, tokens_N: Tensor) -> Tensor:
-        """log p of the next token of each hypothesis, [N, V] in float32."""
-        positions = torch.full_like(tokens_N, self.caches[0].length)
-        x_ND = self.model.target_embed(tokens_N, positions)
-        for block, cache, memory in zip(self.model.decoder.blocks, self.caches, self.memories, strict=True):
-            x_ND = block.step(x_ND, cache, memory)  # type: ignore[operator]
-        return self.model.logits(self.model.decoder.final(x_ND)).float().log_softmax(-1)
-
-    def reorder(self, parents_N: Tensor) -> None:
-        """Hypothesis n goes on from where `parents_N[n]` was."""
-        for cache in self.caches:
-            for tensor in (cache.keys, cache.values):
-                tensor[:, :, : cache.length] = tensor[parents_N, :, : cache.length]
-
-
-@torch.inference_mode()
 def greedy(model: Transformer, source: Pack, max_lengths: Tensor, bos: int, eos: int) -> list[Hypothesis]:
     """The most likely next token, until </s> or `max_lengths` (tokens of each sentence, </s> included)."""
-    longest = int(max_lengths.max())
-    step = Stepper(model, source, 1, longest)
-    tokens = torch.full_like(max_lengths, bos)
-    chosen: list[Tensor] = []
-    score = torch.zeros(len(tokens), device=tokens.device)
-    open_ = torch.ones_like(tokens, dtype=torch.bool)
-    lengths = torch.zeros_like(tokens)
-    for length in range(1, longest + 1):
-        log_p = step(tokens)
-        log_p, tokens = _only_eos(log_p, length >= max_lengths, eos).max(-1)
-        score += torch.where(open_, log_p, 0)
-        lengths += open_
-        chosen.append(tokens)
-        open_ = open_ & (tokens != eos)
-        if not open_.any():
-            break
-    rows = torch.stack(chosen, 1).tolist()
-    found = zip(rows, lengths.tolist(), score.tolist(), strict=True)
-    return [Hypothesis(row[: n - 1], total) for row, n, total in found]
+    return [found[0] for found in beam_search(model, source, max_lengths, bos, eos, 1, 0.0)]
 
 
 @torch.inference_mode()
@@ -88,65 +42,170 @@ def beam_search(
     eos: int,
     beam: int,
     length_penalty: float,
+    best: int | None = None,
 ) -> list[list[Hypothesis]]:
-    """Up to `beam` finished hypotheses of each sentence, best first.
+    """The `best` (all, if None) of up to `beam` finished hypotheses of each sentence, best first.
 
     A hypothesis finishes when </s> is among the `beam` best continuations; a sentence is done when `beam` have.
     """
-    B, K, longest = len(max_lengths), beam, int(max_lengths.max())
-    device = max_lengths.device
+    search = slots.search if slots.usable(max_lengths.device) else plain_search
+    return _hypotheses(*search(model, source, max_lengths, bos, eos, beam, length_penalty), best or beam)
+
+
+class Stepper:
+    """The decoder, one token at a time: what it has seen stays in the caches."""
+
+    def __init__(self, model: Transformer, source: Pack, beams: int, longest: int) -> None:
+        self.model = model
+        memory_SD = model.encode(source)
+        sentences = sum(group.sequences for group in source.groups)
+        starts = source.starts[: sentences + 1].long()
+        steps = torch.arange(max(group.length for group in source.groups), device=starts.device)
+        inside = steps < starts.diff()[:, None]  # [sentences, longest source]
+        cells = torch.where(inside, starts[:-1, None] + steps, 0)
+        self.ancestry = Ancestry(torch.zeros(sentences, beams, longest, dtype=torch.long, device=starts.device))
+        self.memories: list[Memory] = []
+        self.caches: list[Cache] = []
+        for block in model.decoder.blocks:
+            k, v = block.cross.split(block.cross.kv(memory_SD), 2)  # type: ignore[union-attr, operator]
+            keys, values = (x[cells].transpose(1, 2).contiguous() for x in (k, v))
+            self.memories.append(Memory(keys, values, inside[:, None, None, :]))
+            empty = keys.new_empty(sentences, k.shape[1], longest * beams, k.shape[2])
+            self.caches.append(Cache(empty, torch.empty_like(empty), self.ancestry))
+
+    def __call__(self, tokens_N: Tensor) -> Tensor:
+        """The logits of the next token of each hypothesis, [N, V]."""
+        positions = torch.full_like(tokens_N, self.ancestry.length)
+        self.ancestry.grow()
+        x_ND = self.model.target_embed(tokens_N, positions)
+        for block, cache, memory in zip(self.model.decoder.blocks, self.caches, self.memories, strict=True):
+            x_ND = block.step(x_ND, cache, memory)  # type: ignore[operator]
+        return self.model.logits(self.model.decoder.final(x_ND))
+
+    def reorder(self, parents_BK: Tensor) -> None:
+        """Hypothesis (b, k) goes on from where (b, parents_BK[b, k]) was."""
+        self.ancestry.beam = _take(self.ancestry.beam, parents_BK)
+
+    def keep(self, sentences: Tensor) -> None:
+        """The others are forgotten."""
+        self.ancestry.beam = self.ancestry.beam[sentences]
+        end = self.ancestry.length * self.ancestry.beam.shape[1]
+        for cache, memory in zip(self.caches, self.memories, strict=True):
+            memory.keys, memory.values = memory.keys[sentences], memory.values[sentences]
+            memory.mask = memory.mask[sentences]
+            cache.keys, cache.values = (_first(x, sentences, end) for x in (cache.keys, cache.values))
+
+
+def _first(cells: Tensor, sentences: Tensor, end: int) -> Tensor:
+    """Of some sentences, with as much room as there was; only what is filled is copied."""
+    kept = cells.new_empty(len(sentences), *cells.shape[1:])
+    kept[:, :, :end] = cells[sentences, :, :end]
+    return kept
+
+
+@dataclass
+class Beams:
+    """Where the search stands with the sentences it has not finished."""
+
+    sentence: Tensor  # [B] their numbers
+    limit: Tensor  # [B]
+    score: Tensor  # [B, K] of hypotheses that go on; -inf: there is none
+    tokens: Tensor  # [B, K, longest]
+    finished: Tensor  # [B] how many have been finished
+    done_score: Tensor  # [B, K] of the best of these
+    done_tokens: Tensor  # [B, K, longest]
+    done_length: Tensor  # [B, K]
+
+    @staticmethod
+    def begin(limit: Tensor, beam: int, longest: int) -> Beams:
+        B, device = len(limit), limit.device
+        score = torch.full((B, beam), MINUS_INF, device=device)
+        score[:, 0] = 0  # all beams are the same at first: count one
+        tokens = torch.zeros(B, beam, longest, dtype=torch.long, device=device)
+        none = torch.full_like(score, MINUS_INF)
+        zeros = torch.zeros(B, beam, dtype=torch.long, device=device)
+        numbers = torch.arange(B, device=device)
+        return Beams(numbers, limit, score, tokens, torch.zeros_like(limit), none, tokens.clone(), zeros)
+
+    def keep(self, sentences: Tensor) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name)[sentences])
+
+
+def plain_search(
+    model: Transformer, source: Pack, max_lengths: Tensor, bos: int, eos: int, beam: int, length_penalty: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Finished hypotheses of each sentence: scores [B, K] (-inf: none), lengths [B, K], tokens [B, K, longest]."""
+    K, longest = beam, int(max_lengths.max())
     step = Stepper(model, source, K, longest)
-    first = torch.arange(B, device=device)[:, None] * K  # index of the first hypothesis of each sentence
-    minus_inf = float("-inf")
-    live_score = torch.full((B, K), minus_inf, device=device)
-    live_score[:, 0] = 0  # all beams are the same at first: count one
-    live_tokens = torch.zeros(B, K, longest, dtype=torch.long, device=device)
-    done_score = torch.full((B, K), minus_inf, device=device)
-    done_tokens, done_length = live_tokens.clone(), torch.zeros(B, K, dtype=torch.long, device=device)
-    finished = torch.zeros(B, dtype=torch.long, device=device)
-    tokens = torch.full((B * K,), bos, device=device)
+    at = Beams.begin(max_lengths, K, longest)
+    results = (at.done_score.clone(), at.done_length.clone(), at.done_tokens.clone())
+    tokens = torch.full((len(max_lengths) * K,), bos, device=max_lengths.device)
     for length in range(1, longest + 1):
-        log_p = step(tokens)
-        log_p = _only_eos(log_p, (length >= max_lengths).repeat_interleave(K), eos)
-        V = log_p.shape[-1]
-        total = (live_score.view(-1, 1) + log_p).view(B, K * V)
-        score, flat = total.topk(min(2 * K, K * V))
-        parent, token = flat // V, flat % V
-        history = live_tokens.gather(1, parent[:, :, None].expand(-1, -1, longest))
+        log_p, token = _continuations(step(tokens), (length >= at.limit).repeat_interleave(K), eos, 2 * K)
+        total = (at.score.view(-1, 1) + log_p).view(len(at.limit), -1)
+        score, flat = total.topk(min(2 * K, total.shape[1]))
+        parent, token = flat // log_p.shape[1], token.view_as(total).gather(1, flat)
+        history = _take(at.tokens, parent)
         history[:, :, length - 1] = token
         is_eos = token == eos
 
         # Those that end here join the finished ones; the best K stay.
-        ends = is_eos[:, :K] & (score[:, :K] > minus_inf) & (finished < K)[:, None]
-        normalised = torch.where(ends, score[:, :K] / length**length_penalty, minus_inf)
-        done_score, kept = torch.cat([done_score, normalised], 1).topk(K)
-        done_tokens = torch.cat([done_tokens, history[:, :K]], 1).gather(1, kept[:, :, None].expand(-1, -1, longest))
-        done_length = torch.cat([done_length, torch.full_like(done_length, length)], 1).gather(1, kept)
-        finished += ends.sum(1)
+        ends = is_eos[:, :K] & (score[:, :K] > MINUS_INF) & (at.finished < K)[:, None]
+        normalised = torch.where(ends, score[:, :K] / length**length_penalty, MINUS_INF)
+        at.done_score, kept = torch.cat([at.done_score, normalised], 1).topk(K)
+        at.done_tokens = _take(torch.cat([at.done_tokens, history[:, :K]], 1), kept)
+        at.done_length = torch.cat([at.done_length, torch.full_like(at.done_length, length - 1)], 1).gather(1, kept)
+        at.finished = at.finished + ends.sum(1)
 
         # The best K of the others go on.
-        live_score, kept = score.masked_fill(is_eos, minus_inf).topk(K)
-        if bool(((finished >= K) | (live_score[:, 0] == minus_inf)).all()):
-            break
-        live_tokens = history.gather(1, kept[:, :, None].expand(-1, -1, longest))
-        tokens = token.gather(1, kept).flatten()
-        step.reorder((first + parent.gather(1, kept)).flatten())
-    return _hypotheses(done_score, done_tokens, done_length)
+        at.score, kept = score.masked_fill(is_eos, MINUS_INF).topk(K)
+        at.tokens = _take(history, kept)
+        tokens = token.gather(1, kept)
+        step.reorder(parent.gather(1, kept))
+
+        done = (at.finished >= K) | (at.score[:, 0] == MINUS_INF)
+        left = int((~done).sum())
+        if left <= SHRINK * len(done) or length == longest:
+            for result, found in zip(results, (at.done_score, at.done_length, at.done_tokens), strict=True):
+                result[at.sentence] = found
+            if left == 0:
+                break
+            rows = (~done).nonzero()[:, 0]
+            at.keep(rows)
+            step.keep(rows)
+            tokens = tokens[rows]
+        tokens = tokens.flatten()
+    return results
 
 
-def _only_eos(log_p: Tensor, at_limit: Tensor, eos: int) -> Tensor:
-    """Where a hypothesis has reached its limit, nothing but </s> may follow."""
-    allowed = torch.zeros(log_p.shape[-1], dtype=torch.bool, device=log_p.device)
-    allowed[eos] = True
-    return log_p.masked_fill(at_limit[:, None] & ~allowed, float("-inf"))
+def _continuations(logits_NV: Tensor, at_limit: Tensor, eos: int, count: int) -> tuple[Tensor, Tensor]:
+    """log p and tokens of the `count` likeliest, [N, count] each. At its limit nothing but </s> may follow."""
+    logits_NV = logits_NV.float()
+    normaliser = logits_NV.logsumexp(-1, keepdim=True)
+    if bool(at_limit.any()):
+        others = torch.arange(logits_NV.shape[1], device=logits_NV.device) != eos
+        logits_NV = logits_NV.masked_fill(at_limit[:, None] & others, MINUS_INF)
+    best, tokens = logits_NV.topk(min(count, logits_NV.shape[1]))
+    return best - normaliser, tokens
 
 
-def _hypotheses(score: Tensor, tokens: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
-    return [
-        [
-            Hypothesis(row[: length - 1], value)
-            for row, length, value in zip(rows, row_lengths, values, strict=True)
-            if value > float("-inf")
-        ]
-        for rows, row_lengths, values in zip(tokens.tolist(), lengths.tolist(), score.tolist(), strict=True)
-    ]
+def _take(x_BKL: Tensor, kept: Tensor) -> Tensor:
+    """Of each sentence, the beams `kept` [B, some]."""
+    return x_BKL.gather(1, kept[:, :, None].expand(-1, -1, x_BKL.shape[2]))
+
+
+def _hypotheses(scores: Tensor, lengths: Tensor, tokens: Tensor, best: int) -> list[list[Hypothesis]]:
+    scores, order = scores.topk(best)
+    lengths = lengths.gather(1, order).masked_fill(scores == MINUS_INF, 0)
+    inside = torch.arange(tokens.shape[2], device=tokens.device) < lengths[:, :, None]
+    words = _take(tokens, order)[inside].tolist()  # end to end: most of a padded row would be padding
+    found: list[list[Hypothesis]] = []
+    begin = 0
+    for row_lengths, row_scores in zip(lengths.tolist(), scores.tolist(), strict=True):
+        found.append([])
+        for length, score in zip(row_lengths, row_scores, strict=True):
+            if score > MINUS_INF:
+                found[-1].append(Hypothesis(words[begin : begin + length], score))
+            begin += length
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +26,17 @@ class Linear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int, *roles: Role) -> None:
         self.roles = roles
+        self.compute: tuple[Tensor, Tensor] | None = None  # weight and bias as matrix products read them
         super().__init__(inputs, outputs * len(roles))
 
     def reset_parameters(self) -> None:
         """Weights get their values in leadline.model.init, and nowhere else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.compute is None or torch.is_grad_enabled():
+            return super().forward(x)
+        weight, bias = self.compute
+        return F.linear(x.to(weight.dtype), weight, bias)
 
     def parts(self) -> list[tuple[Role, Tensor]]:
         return list(zip(self.roles, self.weight.chunk(len(self.roles)), strict=True))
@@ -42,12 +50,38 @@ class Embedding(nn.Embedding):
 
 
 @dataclass
+class Ancestry:
+    """Which beam's keys and values belong to whose history: hypotheses change places, keys and values stay."""
+
+    beam: Tensor  # [sentences, beams, longest] int64: the beam that held the history's token at each position
+    length: int = 0
+    mask: Tensor | None = None  # [sentences, 1, beams, length·beams] bool: what a hypothesis may see
+
+    def grow(self) -> None:
+        """Every hypothesis gets a token in its own place."""
+        own = torch.arange(self.beam.shape[1], device=self.beam.device)
+        self.beam[:, :, self.length] = own
+        self.length += 1
+        self.mask = (self.beam[:, :, : self.length, None] == own).flatten(2)[:, None]
+
+
+@dataclass
 class Cache:
     """What one decoder layer remembers while it decodes: keys and values of all tokens so far."""
 
-    keys: Tensor  # [N, H, longest, d], filled up to `length`
+    keys: Tensor  # [sentences, H, longest·beams, d], the beams of a position side by side
     values: Tensor
-    length: int = 0
+    ancestry: Ancestry
+
+    def attend(self, qkv_NE: Tensor) -> Tensor:
+        """Keeps the new keys and values, and attends to each hypothesis's history: [N, 3·H·d] -> [N, H, d]."""
+        sentences, heads, _, width = self.keys.shape
+        q, k, v = qkv_NE.view(sentences, -1, 3, heads, width).permute(2, 0, 3, 1, 4)
+        end = self.ancestry.length * q.shape[2]
+        self.keys[:, :, end - q.shape[2] : end] = k
+        self.values[:, :, end - q.shape[2] : end] = v
+        keys, values = self.keys[:, :, :end], self.values[:, :, :end]
+        return F.scaled_dot_product_attention(q, keys, values, self.ancestry.mask).transpose(1, 2).flatten(0, 1)
 
 
 @dataclass
@@ -57,6 +91,18 @@ class Memory:
     keys: Tensor  # [sentences, H, longest source, d]
     values: Tensor
     mask: Tensor  # [sentences, 1, 1, longest source] bool
+
+    def attend(self, q_ND: Tensor) -> Tensor:
+        """The hypotheses of a sentence share its memory: they are queries of one attention."""
+        sentences, heads, _, width = self.keys.shape
+        q = q_ND.view(sentences, -1, heads, width).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, self.keys, self.values, self.mask).transpose(1, 2).flatten(0, 1)
+
+
+class Attends(Protocol):
+    """A Cache or a Memory, or what stands in for them: new queries (and keys and values) -> [N, H, d]."""
+
+    def attend(self, x_NE: Tensor, /) -> Tensor: ...
 
 
 class Attention(nn.Module):
@@ -92,14 +138,9 @@ class SelfAttention(Attention):
         q, k, v = self.split(self.qkv(x_TD), 3)
         return self.attend(q, k, v, pack, pack, self.causal)
 
-    def step(self, x_ND: Tensor, cache: Cache) -> Tensor:
+    def step(self, x_ND: Tensor, cache: Attends) -> Tensor:
         """One new token for each hypothesis."""
-        q, k, v = self.split(self.qkv(x_ND), 3)
-        cache.keys[:, :, cache.length] = k
-        cache.values[:, :, cache.length] = v
-        cache.length += 1
-        keys, values = cache.keys[:, :, : cache.length], cache.values[:, :, : cache.length]
-        return self.join(F.scaled_dot_product_attention(q[:, :, None], keys, values)[:, :, 0])
+        return self.join(cache.attend(self.qkv(x_ND)))
 
 
 class CrossAttention(Attention):
@@ -113,12 +154,8 @@ class CrossAttention(Attention):
         k, v = self.split(self.kv(memory_SD), 2)
         return self.attend(q, k, v, pack, memory_pack, causal=False)
 
-    def step(self, x_ND: Tensor, memory: Memory) -> Tensor:
-        """The hypotheses of a sentence share its memory: they are queries of one attention."""
-        sentences = len(memory.keys)
-        q = self.q(x_ND).view(sentences, -1, self.heads, x_ND.shape[1] // self.heads).transpose(1, 2)
-        heads = F.scaled_dot_product_attention(q, memory.keys, memory.values, memory.mask)
-        return self.join(heads.transpose(1, 2).flatten(0, 1))
+    def step(self, x_ND: Tensor, memory: Attends) -> Tensor:
+        return self.join(memory.attend(self.q(x_ND)))
 
 
 class FeedForward(nn.Module):

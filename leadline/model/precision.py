@@ -6,6 +6,8 @@ import contextlib
 
 import torch
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 
 def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager:
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()

@@ -18,6 +18,7 @@ from leadline import config as configuration
 from leadline.config import ModelConfig
 from leadline.errors import UserError
 from leadline.kernels.attention import ATTENTION
+from leadline.kernels.cross_entropy import cross_entropy
 from leadline.kernels.pack import Pack
 from leadline.model.block import Layers
 from leadline.model.init import initialise
@@ -44,6 +45,7 @@ class Transformer(nn.Module):
             self.decoder = Layers(config, "decoder")
         last = self.target_embed if config.decoder_layers else self.source_embed
         self.output = Embedding(vocab_size, config.dim) if config.embeddings == "separate" else last.tokens
+        self.fused: Any = None  # leadline.model.fused.Fused, where it runs on fused kernels
         initialise(self, config, seed)
 
     def forward(self, source: Pack | None = None, target: Pack | None = None) -> Tensor:
@@ -55,13 +57,32 @@ class Transformer(nn.Module):
         return memory_SD if target is None else self.decode(target, memory_SD, source)  # type: ignore[return-value]
 
     def encode(self, source: Pack) -> Tensor:
+        if self.fused is not None:
+            return self.fused.encode(source)
         return self.encoder(self.source_embed(source.tokens, source.positions), source)
 
     def decode(self, target: Pack, memory_SD: Tensor | None = None, source: Pack | None = None) -> Tensor:
+        if self.fused is not None:
+            return self.fused.decode(target, memory_SD, source)
         return self.decoder(self.target_embed(target.tokens, target.positions), target, memory_SD, source)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        return F.linear(hidden_TD, self.output.weight)
+        return F.linear(hidden_TD, self.output.weight) if self.fused is None else self.fused.logits(hidden_TD)
+
+    def loss(
+        self, hidden_TD: Tensor, labels_T: Tensor, smoothing: float, ignore: int, divisor: Tensor | float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """(smoothed, plain) cross entropy of the next token, summed over labels but `ignore`, over `divisor`."""
+        if self.fused is not None:
+            return self.fused.loss(hidden_TD, labels_T, smoothing, ignore, divisor)
+        smoothed, plain = cross_entropy(self.logits(hidden_TD), labels_T, smoothing, ignore)
+        return smoothed / divisor, plain / divisor
+
+    def use_recompute(self, recompute: bool) -> None:
+        """Keep only what enters each block for the way back, and compute the rest again there."""
+        for module in self.modules():
+            if isinstance(module, Layers):
+                module.recompute = recompute
 
     def use_attention(self, kernel: str) -> None:
         """Which of leadline.kernels.attention.ATTENTION every layer calls."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -38,7 +38,10 @@ class Site:
 
 
 class Placement(nn.Module, ABC):
-    """One residual connection. Subclasses write `forward`, and `final` or `gain` where they differ."""
+    """One residual connection. Subclasses write `forward`, and `final` or `gain` where they differ.
+
+    `fused` is optional: the equation in terms of fused kernels, where one wants their speed.
+    """
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -47,6 +50,16 @@ class Placement(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """The stream after the sublayer has joined it."""
+
+    def fused(self, stream: Any, sublayer: Any) -> Any:
+        """The same connection on a leadline.kernels.fused.stream.Stream; as here, it is the equation as written."""
+        return stream.through(self.forward, sublayer)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Whoever writes another equation does not inherit a fused form of the old one."""
+        super().__init_subclass__(**keywords)
+        if "forward" in cls.__dict__ and "fused" not in cls.__dict__:
+            cls.fused = Placement.fused  # type: ignore[method-assign]
 
     @classmethod
     def final(cls, site: Site) -> nn.Module:

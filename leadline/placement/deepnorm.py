@@ -8,6 +8,7 @@ and biases are not scaled.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -33,6 +34,9 @@ class DeepNorm(Placement):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.norm(self.alpha * x + sublayer(x))
+
+    def fused(self, stream: Any, sublayer: Any) -> Any:
+        return stream.joined(sublayer(stream.half), self.norm, self.alpha)
 
     @classmethod
     def gain(cls, role: Role, site: Site) -> float:

@@ -18,11 +18,10 @@ from torch import Tensor
 from leadline import config as configuration
 from leadline.config import Config
 from leadline.data import batching
-from leadline.data.store import Split, Store
+from leadline.data.store import Flat, Split, Store
 from leadline.data.tokenizer import BOS, EOS, PAD
 from leadline.errors import UserError
-from leadline.kernels.cross_entropy import cross_entropy
-from leadline.kernels.pack import Pack, group_sizes, pack
+from leadline.kernels.pack import Pack, group_sizes, pack_flat
 from leadline.model import Transformer
 from leadline.model.precision import autocast
 from leadline.tasks import metrics
@@ -40,28 +39,52 @@ class Batch:
         source, target = self.source.to(device), self.target.to(device)
         return Batch(source, target, self.labels.to(device, non_blocking=True), self.count)
 
+    def fixed(self) -> Batch:
+        return dataclasses.replace(self, source=self.source.fixed(), target=self.target.fixed())
+
 
 def collate(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shape: batching.Shape, max_length: int) -> Batch:
     """Pairs of token arrays, the shorter first, as one batch of fixed shape."""
-    source = [np.append(left, EOS) for left, _ in pairs]
-    target = [np.append(BOS, right) for _, right in pairs]
-    sizes = group_sizes([[len(s) for s in source], [len(t) for t in target]])
+    source, target = (
+        Flat(np.concatenate(side), np.array([len(tokens) for tokens in side])) for side in zip(*pairs, strict=True)
+    )
+    return collate_flat(source, target, shape, max_length)
+
+
+def collate_flat(source: Flat, target: Flat, shape: batching.Shape, max_length: int) -> Batch:
+    """The same for sides whose sequences lie end to end already."""
+    lengths = source.lengths + 1, target.lengths + 1
     most = shape.sequences + -(-max(shape.source, shape.target) // max_length)  # the filler may need that many more
-    fixed: dict[str, Any] = {"sizes": sizes, "max_length": max_length, "max_sequences": most, "pad": PAD}
-    expected = np.concatenate([np.append(right, EOS) for _, right in pairs])
+    fixed: dict[str, Any] = {"sizes": group_sizes(lengths), "max_length": max_length, "max_sequences": most, "pad": PAD}
+    expected = _ended(target)
     labels = np.full(shape.target, PAD, dtype=np.int64)
     labels[: len(expected)] = expected
-    packs = pack(source, shape.source, **fixed), pack(target, shape.target, **fixed)
+    given = np.concatenate([[BOS], expected[:-1]])  # each </s> is now where the next sequence begins
+    given[np.cumsum(lengths[1]) - lengths[1]] = BOS
+    packs = (
+        pack_flat(_ended(source), lengths[0], shape.source, **fixed),
+        pack_flat(given, lengths[1], shape.target, **fixed),
+    )
     return Batch(*packs, torch.from_numpy(labels), len(expected))
 
 
-def loss(model: Transformer, batch: Batch, smoothing: float) -> Tensor:
-    """The label-smoothed loss, summed over the labels."""
-    return loss_of_hidden(model, model(batch.source, batch.target), batch, smoothing)
+def _ended(side: Flat) -> np.ndarray:
+    """The tokens with </s> behind each sequence."""
+    sequences = np.arange(len(side.lengths))
+    tokens = np.full(len(side.tokens) + len(sequences), EOS)
+    tokens[np.arange(len(side.tokens)) + np.repeat(sequences, side.lengths)] = side.tokens  # half the time of np.insert
+    return tokens
 
 
-def loss_of_hidden(model: Transformer, hidden_TD: Tensor, batch: Batch, smoothing: float) -> Tensor:
-    return cross_entropy(model.logits(hidden_TD), batch.labels, smoothing, PAD)[0]
+def loss(model: Transformer, batch: Batch, smoothing: float, divisor: Tensor | float = 1.0) -> Tensor:
+    """The label-smoothed loss, summed over the labels, over `divisor`."""
+    return loss_of_hidden(model, model(batch.source, batch.target), batch, smoothing, divisor)
+
+
+def loss_of_hidden(
+    model: Transformer, hidden_TD: Tensor, batch: Batch, smoothing: float, divisor: Tensor | float = 1.0
+) -> Tensor:
+    return model.loss(hidden_TD, batch.labels, smoothing, PAD, divisor)[0]
 
 
 class Translation:
@@ -95,10 +118,10 @@ class Translation:
         return self._packed(self.train, self.rows[rows], self.shape)
 
     def _packed(self, split: Split, rows: np.ndarray, shape: batching.Shape) -> Batch:
-        return collate([split[int(row)] for row in rows], shape, self.config.model.max_length)
+        return collate_flat(*split.gather(rows), shape, self.config.model.max_length)
 
-    def loss(self, model: Transformer, batch: Batch) -> tuple[Tensor, int]:
-        return loss(model, batch, self.config.train.label_smoothing), batch.count
+    def loss(self, model: Transformer, batch: Batch, divisor: Tensor | float = 1.0) -> Tensor:
+        return loss(model, batch, self.config.train.label_smoothing, divisor)
 
     def _valid_batches(self, name: str) -> tuple[Iterator[Batch], int]:
         split = self.store.split(name)
@@ -119,8 +142,8 @@ class Translation:
         with autocast(device, self.config.train.precision):
             for batch in batches:
                 batch = batch.to(device)
-                logits = model.logits(model(batch.source, batch.target))
-                sums = cross_entropy(logits, batch.labels, self.config.train.label_smoothing, PAD)
+                hidden = model(batch.source, batch.target)
+                sums = model.loss(hidden, batch.labels, self.config.train.label_smoothing, PAD)
                 smoothed, plain = smoothed + sums[0], plain + sums[1]
                 count += batch.count
         if not count:

@@ -9,12 +9,13 @@ import torch
 
 from leadline.config import Config, DecodeConfig
 from leadline.data.tokenizer import BOS, EOS, Tokenizer
-from leadline.kernels.pack import pack_one
-from leadline.model import Transformer
-from leadline.model.decode import Hypothesis, beam_search, greedy
+from leadline.kernels.pack import group_sizes, pack
+from leadline.model import Transformer, slots
+from leadline.model.decode import Hypothesis, beam_search
 from leadline.model.precision import autocast
 
 MARGIN = 20  # tokens a translation may have beyond decode.max_ratio times its source
+WAVE = 1 << 18  # source tokens given at once to a search that sees itself to how many of them it works on
 
 
 class Translator:
@@ -60,9 +61,11 @@ class Translator:
         decode = self.config.decode
         results: list[Hypothesis | None] = [None] * len(sources)
         order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+        in_slots = slots.usable(self._device())
+        batches = _by_tokens(order, sources, WAVE if in_slots else decode.batch_tokens, padded=not in_slots)
         training = self.model.training
         self.model.eval()
-        for batch in _by_tokens(order, sources, decode.batch_tokens):
+        for batch in batches:
             for i, hypothesis in zip(batch, self._best([sources[i] for i in batch], decode), strict=True):
                 results[i] = hypothesis
             progress(len(batch))
@@ -70,24 +73,33 @@ class Translator:
         return results  # type: ignore[return-value]
 
     def _best(self, sources: list[list[int]], decode: DecodeConfig) -> list[Hypothesis]:
-        device = next(self.model.parameters()).device
-        source = pack_one([np.array([*tokens, EOS]) for tokens in sources]).to(device)
+        device = self._device()
+        sequences = [np.array([*tokens, EOS]) for tokens in sources]
+        lengths = [len(sequence) for sequence in sequences]
+        source = pack(sequences, sum(lengths), group_sizes([lengths]), max(lengths), len(lengths)).to(device)
         limits = [min(self.model.config.max_length, int(len(s) * decode.max_ratio) + MARGIN) for s in sources]
-        max_lengths = torch.tensor(limits, device=device)
+        # The most likely token each time is a search with one beam, whose score is log p whatever the length.
+        length_penalty = decode.length_penalty if decode.beam > 1 else 0.0
         with autocast(device, self.config.train.precision):
-            if decode.beam == 1:
-                return greedy(self.model, source, max_lengths, BOS, EOS)
-            found = beam_search(self.model, source, max_lengths, BOS, EOS, decode.beam, decode.length_penalty)
-            return [hypotheses[0] for hypotheses in found]
+            found = beam_search(
+                self.model, source, torch.tensor(limits, device=device), BOS, EOS, decode.beam, length_penalty, best=1
+            )
+        return [hypotheses[0] for hypotheses in found]
+
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
 
-def _by_tokens(order: list[int], sources: list[list[int]], budget: int) -> Iterator[list[int]]:
-    """Consecutive items of `order` whose padded size is within the budget; at least one."""
+def _by_tokens(order: list[int], sources: list[list[int]], budget: int, padded: bool) -> Iterator[list[int]]:
+    """Consecutive items of `order` whose size, perhaps padded, is within the budget; at least one."""
     batch: list[int] = []
+    total = 0
     for i in order:  # shortest first, so that the newest is the longest
-        if batch and (len(batch) + 1) * (len(sources[i]) + 1) > budget:
+        length = len(sources[i]) + 1
+        total = (len(batch) + 1) * length if padded else total + length
+        if batch and total > budget:
             yield batch
-            batch = []
+            batch, total = [], length
         batch.append(i)
     if batch:
         yield batch

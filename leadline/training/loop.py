@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
@@ -24,7 +25,7 @@ from leadline.training import checkpoint, optim
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
 from leadline.training.events import Event, Kind, OnStep, Watcher
-from leadline.training.step import Result, compile_blocks, make_step
+from leadline.training.step import Result, Step, make_step
 
 
 def train(
@@ -76,7 +77,7 @@ class Setup:
     device: torch.device
     model: Transformer
     attention: str  # the kernel chosen
-    optimizer: torch.optim.Optimizer
+    step: Step
     updates_per_epoch: int
     total: int
     on_step: Sequence[OnStep]
@@ -92,14 +93,13 @@ def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep
     model = task.build_model().to(device)
     kernel = attention.choose(device, config.train.precision, config.model.head_width, config.model.attention_dropout)
     model.use_attention(kernel)
-    if config.train.step == "compiled":
-        compile_blocks(model)
     plan = batching.epoch_plan(task.lengths, task.shape, config.train.seed, 0)
     updates_per_epoch = math.ceil(len(plan) / config.train.accumulate)
     limits = [config.train.updates, config.train.epochs * updates_per_epoch]
     total = min(limit for limit in limits if limit)
-    optimizer = optim.optimizer(config.optim, model)
-    return Setup(folder, config, task, device, model, kernel, optimizer, updates_per_epoch, total, on_step)
+    step = make_step(config, task, model)
+    kernel = "fused" if model.fused is not None else kernel
+    return Setup(folder, config, task, device, model, kernel, step, updates_per_epoch, total, on_step)
 
 
 def _restore(setup: Setup) -> State:
@@ -109,7 +109,7 @@ def _restore(setup: Setup) -> State:
         return State()
     state, weights, moments = found
     checkpoint.restore_model(setup.model, weights, str(setup.folder))
-    checkpoint.restore_optimizer(setup.model, setup.optimizer, moments)
+    checkpoint.restore_optimizer(setup.model, setup.step.optimizer, moments)
     return state
 
 
@@ -127,15 +127,20 @@ def _train(setup: Setup, signals: list[int]) -> None:
         return
     metrics = runs.Metrics(setup.folder, state.update)
     try:
-        _updates(setup, state, metrics, signals)
+        with checkpoint.Writer() as writer:  # what it began is on disk before this returns or raises
+            _updates(setup, state, metrics, signals, writer)
+    except torch.cuda.OutOfMemoryError:
+        raise UserError(
+            f"the GPU has too little memory for batches of {config.train.batch_tokens} tokens: lower "
+            "train.batch_tokens (and raise train.accumulate), or set train.recompute=true"
+        ) from None
     finally:
         metrics.close()
 
 
-def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[int]) -> None:
+def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[int], writer: checkpoint.Writer) -> None:
     config, train = setup.config, setup.config.train
     rate = optim.schedule(config.optim, setup.total, setup.updates_per_epoch)
-    step = make_step(config, setup.task, setup.model, setup.optimizer)
     setup.model.train()
     since = _Since()
     on_step: Sequence[Any] = setup.on_step
@@ -143,7 +148,7 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
     for epoch, used, ends_epoch, batches in _prefetched(_batches(setup, state.epoch, state.batch)):
         lr = rate(state.update + 1)
         due = [watcher for watcher in watchers if watcher.due(state.update + 1)]
-        result = step(batches, state.update + 1, lr, due)
+        result = setup.step(batches, state.update + 1, lr, due)
         state.update += 1
         state.epoch, state.batch = (epoch + 1, 0) if ends_epoch else (epoch, used)
         state.tokens += result.tokens
@@ -158,7 +163,7 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
                 metrics.write(
                     {"update": state.update, "loss": float(result.loss), "grad_norm": float(result.grad_norm)}
                 )
-            _require_finite(setup, state, result)
+            _require_finite(setup, state, result, writer)
         for row, alarm in result.watched:
             metrics.write({"update": state.update, **row})
             if alarm:
@@ -179,9 +184,10 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
             since = _Since()
         stops = bool(signals)  # one that comes from here on is seen after the next update
         if saves or stops:
-            _require_finite(setup, state, result)
-            checkpoint.save(setup.folder, state, setup.model, setup.optimizer, train.keep)
+            _require_finite(setup, state, result, writer)
+            writer.save(setup.folder, state, setup.model, setup.step.optimizer, train.keep)
         if stops:
+            writer.wait()  # Interrupted says that everything is saved
             raise Interrupted(signals[0], setup.folder, state.update)
         if finished:
             return
@@ -195,7 +201,7 @@ def _batches(setup: Setup, epoch: int, used: int) -> Iterator[tuple[int, int, bo
         for begin in range(used, len(plan), train.accumulate):
             chosen = plan[begin : begin + train.accumulate]
             end = begin + len(chosen)
-            yield epoch, end, end == len(plan), [task.collate(rows) for rows in chosen]
+            yield epoch, end, end == len(plan), [setup.step.prepare(task.collate(rows)) for rows in chosen]
         epoch, used = epoch + 1, 0
 
 
@@ -208,9 +214,11 @@ def _gives_up(state: State, config: Config) -> bool:
     return 0 < config.train.patience <= state.stale
 
 
-def _require_finite(setup: Setup, state: State, result: Result) -> None:
+def _require_finite(setup: Setup, state: State, result: Result, writer: checkpoint.Writer) -> None:
     for name, value in (("loss", result.loss), ("gradient norm", result.grad_norm)):
         if not math.isfinite(value):
+            with contextlib.suppress(UserError):  # the divergence matters more; a failed write is not among the names
+                writer.wait()
             found = checkpoint.names(setup.folder)
             kept = f"the last checkpoint is {found[-1]}" if found else "no checkpoint had been written yet"
             raise Diverged(

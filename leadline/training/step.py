@@ -1,9 +1,14 @@
-"""One update: the batches' gradients, their norm, clipping, the optimizer."""
+"""One update: the batches' gradients, their norm, clipping, the optimizer. Which way is `train.step`, logged.
+
+eager     operation by operation; any device
+compiled  the same, each block through torch.compile
+graph     see leadline.training.graph
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +20,7 @@ from leadline.model.block import Block
 from leadline.model.layers import Attention
 from leadline.model.precision import autocast
 from leadline.tasks import Task
+from leadline.training import optim
 from leadline.training.events import Watcher
 
 
@@ -27,11 +33,31 @@ class Result(NamedTuple):
     watched: list[tuple[dict[str, float], str]]  # what each watcher logs and says
 
 
-Step = Callable[[Sequence[Any], int, float, Sequence[Watcher]], Result]
+class Step(Protocol):
+    optimizer: torch.optim.Optimizer
+
+    def prepare(self, batch: Any) -> Any:
+        """What can be done for a batch before its turn, in another thread."""
+
+    def __call__(self, batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result: ...
+
+
+def make_step(config: Config, task: Task, model: Transformer) -> Step:
+    """May move the model's weights to other memory: make it before anything else holds them."""
+    if config.train.step == "graph":
+        from leadline.training import graph
+
+        graph.require_usable(next(model.parameters()).device)
+        return graph.GraphStep(config, task, model)
+    if config.train.step == "compiled":
+        compile_blocks(model)
+    return EagerStep(config, task, model)
 
 
 def compile_blocks(model: nn.Module) -> None:
     """Block by block, so that the time to compile does not grow with depth."""
+    # Each kind of block (stack, attention, shapes) is one compilation; more than dynamo's 8 are in order.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     for module in model.modules():
         if isinstance(module, Attention) and module.kernel is ATTENTION["padded"]:
             # Its groups differ from batch to batch: compiled, it would be compiled again and again.
@@ -40,32 +66,37 @@ def compile_blocks(model: nn.Module) -> None:
             module.compile(dynamic=False)
 
 
-def make_step(config: Config, task: Task, model: Transformer, optimizer: torch.optim.Optimizer) -> Step:
-    device = next(model.parameters()).device
-    parameters = [p for p in model.parameters() if p.requires_grad]
+class EagerStep:
+    def __init__(self, config: Config, task: Task, model: Transformer) -> None:
+        self.config, self.task, self.model = config, task, model
+        self.device = next(model.parameters()).device
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = optim.optimizer(config.optim, model)
+        model.use_recompute(config.train.recompute)
 
-    def step(batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result:
+    def prepare(self, batch: Any) -> Any:
+        return batch
+
+    def __call__(self, batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result:
         for watcher in watchers:
-            watcher.begin(model)
+            watcher.begin(self.model)
         # Dropout is a function of (seed, update): a resumed run draws what the whole run would have drawn.
-        torch.manual_seed(config.train.seed * 1_000_003 + update)
+        torch.manual_seed(self.config.train.seed * 1_000_003 + update)
         count = sum(batch.count for batch in batches)
-        total = torch.zeros((), device=device)
+        total = torch.zeros((), device=self.device)
         for batch in batches:
-            with autocast(device, config.train.precision):
-                loss_sum, _ = task.loss(model, batch.to(device))
-            (loss_sum / count).backward()
-            total += loss_sum.detach()
+            with autocast(self.device, self.config.train.precision):
+                loss = self.task.loss(self.model, batch.to(self.device), count)
+            loss.backward()
+            total += loss.detach()
         for watcher in watchers:
             watcher.gradients()
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         grad_norm = nn.utils.get_total_norm(gradients)
-        if config.optim.clip:
-            nn.utils.clip_grads_with_norm_(parameters, config.optim.clip, grad_norm)
-        for group in optimizer.param_groups:
+        if self.config.optim.clip:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.config.optim.clip, grad_norm)
+        for group in self.optimizer.param_groups:
             group["lr"] = lr
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return Result(total / count, grad_norm, count, [watcher.end(lr) for watcher in watchers])
-
-    return step
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return Result(total, grad_norm, count, [watcher.end(lr) for watcher in watchers])

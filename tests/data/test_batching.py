@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from leadline.data import batching
 from leadline.data.batching import Shape, epoch_plan, plan, shape_for
 
 
@@ -13,6 +14,14 @@ def random_lengths(rows: int, longest: int = 60, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     target = np.clip(rng.gamma(2.5, 6, rows).astype(np.int64), 1, longest)
     source = np.clip((target * rng.normal(1.1, 0.2, rows)).astype(np.int64), 1, longest)
+    return np.stack([source, target], 1)
+
+
+def lengths_like_ted(rows: int, seed: int = 0) -> np.ndarray:
+    """Log-normal with a mean of 24 tokens, the sides about as long as each other."""
+    rng = np.random.default_rng(seed)
+    target = np.clip(np.exp(rng.normal(2.93, 0.7, rows)), 2, 256).astype(np.int64)
+    source = np.clip(target * rng.normal(1.1, 0.2, rows), 2, 256).astype(np.int64)
     return np.stack([source, target], 1)
 
 
@@ -54,6 +63,36 @@ def test_a_row_goes_where_there_is_room() -> None:
     assert sorted(sorted(rows) for rows in as_lists(plan(lengths, Shape(10, 10, 4), range(4)))) == [[0, 2], [1, 3]]
 
 
+def test_room_that_is_left_goes_to_the_longest_that_fits_of_the_rows_to_come() -> None:
+    lengths = np.array([[5, 5], [4, 4], [9, 9], [1, 1], [2, 2], [7, 7]])
+    assert as_lists(plan(lengths, Shape(11, 11, 4), range(6))) == [[4, 1, 0], [3, 2], [5]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("shape", [Shape(60, 60, 16), Shape(60, 200, 3), Shape(61, 97, 5), Shape(60, 60, 1)], ids=str)
+def test_lengths_that_are_very_uneven(shape: Shape, seed: int) -> None:
+    """Short rows, rows that fill a pack by themselves, and pairs with one long side, in any order."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.choice([1, 2, 30, 59, 60], (400, 2))
+    batches = plan(lengths, shape, rng.permutation(400))
+    assert sorted(np.concatenate(batches)) == list(range(400))
+    for rows in batches:
+        assert (lengths[rows].sum(0) <= [shape.source, shape.target]).all()
+        assert 1 <= len(rows) <= shape.sequences
+
+
+def test_only_the_rows_asked_for_are_planned() -> None:
+    lengths = random_lengths(50)
+    assert sorted(np.concatenate(plan(lengths, SHAPES[0], [7, 3, 44]))) == [3, 7, 44]
+    assert plan(lengths, SHAPES[0], []) == []
+
+
+@pytest.mark.parametrize("row", [[11, 1], [1, 11]])
+def test_a_row_that_fits_in_no_pack_is_an_error(row: list[int]) -> None:
+    with pytest.raises(ValueError, match="do not fit in Shape"):
+        plan(np.array([[1, 1], row]), Shape(10, 10, 4), range(2))
+
+
 def test_rows_of_a_pack_are_sorted_by_their_longest_side() -> None:
     lengths = random_lengths(500)
     for rows in epoch_plan(lengths, Shape(256, 256, 64), seed=0, epoch=0):
@@ -89,6 +128,23 @@ def test_packs_are_nine_tenths_full(batch_tokens: int, seed: int) -> None:
     batches = epoch_plan(lengths, shape, seed, epoch=0)
     assert lengths[:, 1].sum() / (len(batches) * shape.target) > 0.9
     assert lengths[:, 0].sum() / (len(batches) * shape.source) > 0.9
+
+
+def test_next_to_nothing_is_wasted_on_a_corpus_like_ted() -> None:
+    lengths = lengths_like_ted(75_000)
+    shape = shape_for(lengths, 4096)
+    batches = epoch_plan(lengths, shape, seed=0, epoch=0)
+    assert lengths[:, 1].sum() / (len(batches) * shape.target) > 0.995
+
+
+def test_the_work_grows_with_the_batches_and_not_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that millions of rows are planned in the time of a few updates."""
+    calls = []
+    first_beyond = batching._first_beyond
+    monkeypatch.setattr(batching, "_first_beyond", lambda *args: calls.append(1) or first_beyond(*args))
+    lengths = lengths_like_ted(20_000)
+    batches = epoch_plan(lengths, shape_for(lengths, 4096), seed=0, epoch=0)
+    assert len(batches) <= len(calls) < 4 * len(batches)
 
 
 def test_shape_for_has_the_tokens_asked_for_and_source_in_proportion() -> None:

@@ -81,6 +81,29 @@ def test_lengths_are_those_of_the_rows(corpus) -> None:
         assert lengths.tolist() == [[len(left), len(right)] for left, right in rows(opened, split)]
 
 
+@pytest.mark.parametrize("shard_tokens", [200, 1 << 24], ids=["several shards", "one shard"])
+def test_rows_are_gathered_in_any_order(corpus, monkeypatch, shard_tokens: int) -> None:
+    monkeypatch.setattr(store, "SHARD_TOKENS", shard_tokens)
+    monkeypatch.setattr(store, "CHUNK", 2)
+    config = corpus()
+    opened = Store(prepare(config))
+    split, expected = opened.split("train"), encoded(opened, config, "train")
+    assert (len(split.tokens) == 1) == (shard_tokens > 200)
+    shuffled = np.random.default_rng(0).permutation(len(split))
+    for chosen in (shuffled, shuffled[:7], np.array([3]), np.array([0, len(split) - 1, 0])):
+        for side, found in enumerate(split.gather(chosen)):
+            rows_of_side = [expected[row][side] for row in chosen]
+            assert found.tokens.tolist() == [token for tokens in rows_of_side for token in tokens]
+            assert found.lengths.tolist() == [len(tokens) for tokens in rows_of_side]
+            assert found.tokens.dtype == np.int64
+
+
+def test_a_row_that_is_not_there_is_an_index_error(corpus) -> None:
+    split = Store(prepare(corpus())).split("train")
+    with pytest.raises(IndexError):
+        split[len(split)]
+
+
 def test_a_shard_that_ends_with_the_split_is_not_followed_by_an_empty_one(corpus, monkeypatch) -> None:
     monkeypatch.setattr(store, "SHARD_TOKENS", 1)  # every chunk fills a shard
     monkeypatch.setattr(store, "CHUNK", 10)

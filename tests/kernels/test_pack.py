@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from leadline.kernels.attention import pad
-from leadline.kernels.pack import Pack, group_sizes, pack, pack_one
+from leadline.kernels.pack import Pack, group_sizes, pack, pack_flat, pack_one
 
 SIZE, LONGEST, MOST, FILLER = 60, 12, 14, 99
 
@@ -41,6 +41,7 @@ def test_the_example_of_the_docstring() -> None:
     assert made.tokens.tolist() == [7, 7, 7, 7, 8, 8, 9, 9, 9, 0, 0, 0]
     assert made.positions.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 2, 0, 1, 2]
     assert made.starts.tolist() == [0, 4, 6, 9, 12, 12]
+    assert made.owner.tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
 @every_case
@@ -60,15 +61,17 @@ def test_starts_cover_everything_and_positions_restart_at_each(lengths: list[int
     assert found[: len(lengths)] == lengths
     assert all(0 <= n <= LONGEST == made.max_length for n in found)
     assert made.positions.tolist() == [position for n in found for position in range(n)]
+    assert made.owner.tolist() == [number for number, n in enumerate(found) for _ in range(n)]
     assert made.last.tolist() == [end - 1 for end in starts[1 : 1 + len(lengths)]]
 
 
 def test_shapes_and_kinds_are_the_same_whatever_is_inside() -> None:
     seen = {
-        tuple((tuple(t.shape), t.dtype) for t in (made.tokens, made.positions, made.starts))
+        tuple((tuple(t.shape), t.dtype) for t in (made.tokens, made.positions, made.starts, made.owner))
         for made in (packed(*case) for case in CASES.values())
     }
-    assert seen == {(((SIZE,), torch.int64), ((SIZE,), torch.int64), ((MOST + 1,), torch.int32))}
+    flat = (SIZE,)
+    assert seen == {((flat, torch.int64), (flat, torch.int64), ((MOST + 1,), torch.int32), (flat, torch.int32))}
 
 
 @every_case
@@ -88,6 +91,15 @@ def test_groups_hold_their_sequences_padded_to_the_longest(lengths: list[int], s
         assert group.full == (len({len(m) for m in members}) == 1)
         first, begin = first + group.sequences, end
     assert begin == len(flat)
+
+
+@every_case
+def test_sequences_that_lie_end_to_end_already_make_the_same_pack(lengths: list[int], sizes: list[int]) -> None:
+    tokens = np.arange(1, sum(lengths) + 1)
+    made = pack_flat(tokens, np.array(lengths, dtype=np.int64), SIZE, sizes, LONGEST, MOST, FILLER)
+    for name, value in vars(packed(lengths, sizes)).items():
+        found = getattr(made, name)
+        assert torch.equal(found, value) if isinstance(value, torch.Tensor) else str(found) == str(value)
 
 
 def test_both_sides_of_a_translation_have_the_same_sequences_and_groups() -> None:
@@ -129,8 +141,9 @@ def test_pack_one_has_no_filler_and_one_group() -> None:
 
 def test_every_tensor_moves_to_the_device() -> None:
     moved = packed([2, 5], [1, 1]).to(torch.device("meta"))
-    tensors = [moved.tokens, moved.positions, moved.starts, moved.slots, *(g.valid for g in moved.groups)]
-    assert all(t.is_meta for t in tensors)
+    tensors = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 5
+    assert all(t.is_meta for t in [*tensors, *(g.valid for g in moved.groups)])
 
 
 @pytest.mark.parametrize("seed", range(5))

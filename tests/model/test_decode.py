@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.kernels.pack import pack_one
-from leadline.model import Transformer
+from leadline.kernels.pack import pack, pack_one
+from leadline.model import Transformer, decode
 from leadline.model.decode import Hypothesis, Stepper, beam_search, greedy
 from leadline.placement import PLACEMENTS
 
@@ -151,13 +151,13 @@ def test_cached_steps_equal_the_uncached_forward(placement: str) -> None:
         step = Stepper(model, packed(SOURCES), beams, longest)
         tokens = torch.full((len(owners),), BOS)
         for _ in range(longest):
-            log_p = step(tokens)
+            log_p = step(tokens).log_softmax(-1)
             uncached = [next_log_p(model, source, [p])[0][-1] for source, p in zip(owners, prefixes, strict=True)]
             assert (log_p - torch.stack(uncached)).abs().max() < 1e-5
             # Hypotheses of a sentence change places, or one of them goes on twice.
-            parents = torch.randint(beams, (len(owners),), generator=generator)
-            parents += torch.arange(len(owners)) // beams * beams
+            parents = torch.randint(beams, (len(SOURCES), beams), generator=generator)
             step.reorder(parents)
+            parents = (parents + torch.arange(len(SOURCES))[:, None] * beams).flatten()
             tokens = torch.tensor(WORDS)[torch.randint(len(WORDS), (len(owners),), generator=generator)]
             prefixes = [[*prefixes[p], int(t)] for p, t in zip(parents, tokens, strict=True)]
 
@@ -204,3 +204,42 @@ def test_hypotheses_are_distinct_and_sorted_and_scored_as_documented(seed: int) 
             for s, log_p in zip(sequences, log_p_of(model, source, sequences), strict=True)
         ]
         assert scores == pytest.approx(expected, abs=1e-5)
+
+
+def test_only_the_best_are_returned_where_only_they_are_wanted() -> None:
+    model, limits = tiny(2), torch.tensor([8, 5, 7, 6])
+    every = beam_search(model, packed(SOURCES), limits, BOS, EOS, 4, 0.6)
+    assert min(map(len, every)) > 2
+    assert beam_search(model, packed(SOURCES), limits, BOS, EOS, 4, 0.6, best=2) == [found[:2] for found in every]
+
+
+@pytest.mark.parametrize("shrink", [0.0, 0.99])
+def test_finished_sentences_leave_the_batch_without_a_trace(shrink: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At very different times, and whether they are removed at once or never."""
+    model = tiny(3)
+    sources, limits = SOURCES * 3, [1, 12, 3, 9, 2, 5, 14, 4, 1, 7, 8, 2]
+    sizes: list[int] = []
+    step = Stepper.__call__
+
+    def counted(self: Stepper, tokens: Tensor) -> Tensor:
+        sizes.append(len(tokens))
+        return step(self, tokens)
+
+    monkeypatch.setattr(Stepper, "__call__", counted)
+    monkeypatch.setattr(decode, "SHRINK", shrink)
+    found = beam(model, sources, limits, 3, 0.6)
+    assert sizes == sorted(sizes, reverse=True)
+    assert (sizes[-1] < sizes[0]) == (shrink > 0)
+    for source, limit, hypotheses in zip(sources, limits, found, strict=True):
+        expected = plain_beam_search(model, source, limit, 3, 0.6)
+        assert [h.tokens for h in hypotheses] == [h.tokens for h in expected]
+        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in expected], abs=1e-5)
+
+
+def test_sentences_in_several_groups_are_decoded_as_in_one() -> None:
+    model, limits = tiny(1), torch.tensor([5, 6, 7, 8])
+    sources = [np.array(s) for s in sorted(SOURCES, key=len)]
+    size = sum(map(len, sources))
+    one, two = (pack(sources, size, sizes, 7, 4) for sizes in ([4], [1, 3]))
+    found, expected = (beam_search(model, source, limits, BOS, EOS, 3, 0.6) for source in (two, one))
+    assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]

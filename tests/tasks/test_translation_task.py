@@ -10,13 +10,14 @@ from torch import Tensor
 
 from leadline.config import Config
 from leadline.data import batching
+from leadline.data import store as data_store
 from leadline.data.sources import open_source
-from leadline.data.store import Store
+from leadline.data.store import Store, prepare
 from leadline.data.tokenizer import BOS, EOS, PAD
 from leadline.errors import UserError
-from leadline.kernels.pack import pack_one
+from leadline.kernels.pack import Pack, group_sizes, pack, pack_one
 from leadline.model import Transformer
-from leadline.tasks.translation import Batch, Translation
+from leadline.tasks.translation import Batch, Translation, collate
 
 
 @pytest.fixture
@@ -76,6 +77,44 @@ def test_collate_shifts_the_target_and_ends_both_sides(task: Translation, store:
     assert (batch.source.tokens[starts["source"][len(rows)] :] == PAD).all()
 
 
+def collated_one_by_one(pairs: list[tuple[np.ndarray, np.ndarray]], shape: batching.Shape, max_length: int) -> Batch:
+    """Every sentence an array by itself."""
+    source = [np.append(left, EOS) for left, _ in pairs]
+    target = [np.append(BOS, right) for _, right in pairs]
+    labels = np.concatenate([np.append(right, EOS) for _, right in pairs])
+    sizes = group_sizes([[len(s) for s in source], [len(t) for t in target]])
+    most = shape.sequences + -(-max(shape.source, shape.target) // max_length)
+    return Batch(
+        pack(source, shape.source, sizes, max_length, most, PAD),
+        pack(target, shape.target, sizes, max_length, most, PAD),
+        torch.from_numpy(np.pad(labels, (0, shape.target - len(labels)), constant_values=PAD)),
+        len(labels),
+    )
+
+
+def everything_in(value: object) -> list[object]:
+    """Dataclasses, tuples and tensors as lists that can be compared, with the types."""
+    if isinstance(value, Tensor):
+        return [str(value.dtype), value.tolist()]
+    if isinstance(value, Batch | Pack):
+        return [[name, everything_in(part)] for name, part in vars(value).items()]
+    return [type(value), [everything_in(part) for part in value] if isinstance(value, tuple) else value]
+
+
+@pytest.mark.parametrize("shard_tokens", [1 << 24, 100], ids=["one shard", "several shards"])
+def test_collate_equals_its_form_of_one_sentence_at_a_time(config, tmp_path, monkeypatch, shard_tokens: int) -> None:
+    monkeypatch.setattr(data_store, "SHARD_TOKENS", shard_tokens)
+    monkeypatch.setattr(data_store, "CHUNK", 4)
+    store = Store(prepare(config.data, tmp_path / "data"))
+    task, split = Translation(config, store), store.split("train")
+    assert (len(split.tokens) > 3) == (shard_tokens == 100)
+    for rows in batching.epoch_plan(task.lengths, task.shape, seed=0, epoch=0):
+        pairs = [split[int(task.rows[row])] for row in rows]
+        expected = everything_in(collated_one_by_one(pairs, task.shape, config.model.max_length))
+        assert everything_in(task.collate(rows)) == expected
+        assert everything_in(collate(pairs, task.shape, config.model.max_length)) == expected
+
+
 def test_collate_counts_the_labels_and_keeps_the_shape(task: Translation) -> None:
     for rows in batching.epoch_plan(task.lengths, task.shape, seed=0, epoch=0):
         batch = task.collate(rows)
@@ -96,10 +135,11 @@ def test_an_epoch_holds_every_sentence_that_is_short_enough(task: Translation, s
 def test_loss_is_the_sum_over_sentences(config: Config, store: Store, model: Transformer, smoothing: float) -> None:
     task = Translation(config.set(train={"label_smoothing": smoothing}), store)
     rows, batch = first_batch(task)
-    loss, count = task.loss(model, batch)
+    loss = task.loss(model, batch)
     pairs = [store.split("train")[int(task.rows[row])] for row in rows]
     pairs = [(left.tolist(), right.tolist()) for left, right in pairs]
-    assert count == sum(len(right) + 1 for _, right in pairs)
+    assert batch.count == sum(len(right) + 1 for _, right in pairs)
+    assert task.loss(model, batch, batch.count).item() == pytest.approx(loss.item() / batch.count)
     assert loss.item() == pytest.approx(sum(sentence_loss(model, p, smoothing).item() for p in pairs), rel=1e-5)
 
 
@@ -157,13 +197,12 @@ def test_accumulated_gradients_equal_those_of_one_large_batch(config: Config, st
     assert len(batches) > 4
     count = sum(batch.count for batch in batches)
     for batch in batches:
-        loss, _ = small.loss(model, batch)
-        (loss / count).backward()
+        small.loss(model, batch, count).backward()
     accumulated = gradients(model)
 
-    loss, count_of_one = large.loss(model, large.collate(everything))
-    (loss / count_of_one).backward()
-    assert count_of_one == count
+    one = large.collate(everything)
+    large.loss(model, one, one.count).backward()
+    assert one.count == count
     for some, whole in zip(accumulated, gradients(model), strict=True):
         assert (some - whole).abs().max() < 1e-6 + 1e-4 * whole.abs().max()
 

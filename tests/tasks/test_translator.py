@@ -12,6 +12,7 @@ from leadline.data.tokenizer import BOS, EOS, Tokenizer, clean, learn
 from leadline.kernels.pack import pack_one
 from leadline.model import Transformer
 from leadline.model.decode import Hypothesis, beam_search
+from leadline.tasks import translator
 from leadline.tasks.translation import Translation
 from leadline.tasks.translator import MARGIN, Translator
 
@@ -153,6 +154,19 @@ def test_batches_are_within_their_tokens(model, config, store, lines, budget: in
         assert max(done) > 2
     if budget == 10_000:
         assert len(done) == 1
+
+
+@pytest.mark.parametrize("wave", [1, 60, 10_000])
+def test_a_search_in_slots_gets_many_lines_at_once(echo: Echo, lines, monkeypatch, wave: int) -> None:
+    """It pads nothing and sees itself to how many it works on: the batch is counted in real tokens."""
+    monkeypatch.setattr(translator.slots, "usable", lambda device: True)
+    monkeypatch.setattr(translator, "WAVE", wave)
+    assert echo.translate(lines) == lines
+    sizes = [sum(len(tokens) + 1 for tokens in batch) for batch in echo.batches]
+    assert all(size <= wave or len(batch) == 1 for size, batch in zip(sizes, echo.batches, strict=True))
+    following = [len(batch[0]) + 1 for batch in echo.batches[1:]]
+    assert all(size + more > wave for size, more in zip(sizes, following, strict=False))  # none is cut too early
+    assert (len(sizes) == 1) == (wave == 10_000)
 
 
 def test_lines_of_similar_length_are_batched_together(echo: Echo, lines: list[str]) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import shutil
+import signal
+import threading
+import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from leadline.config import Config
 from leadline.errors import UserError
+from leadline.files import sha256
 from leadline.trained import load
 from leadline.training import checkpoint
 from leadline.training.checkpoint import State
@@ -72,23 +77,26 @@ def test_an_optimizer_without_state_can_be_saved(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path, "00000001")[2] == {}
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")]
-)
-@pytest.mark.parametrize("fails_at", [1, 2])
+write_image = checkpoint._Image.write
+
+
+def full_disk_at(file: str) -> Callable[[checkpoint._Image, Path], str]:
+    def write(image: checkpoint._Image, path: Path) -> str:
+        if path.name == file:
+            path.write_bytes(b"half a file")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_image(image, path)
+
+    return write
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
 def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_debris(
-    error: Exception, fails_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_each(tmp_path, [1, 2], best=(2,))
-    before, calls = files(tmp_path), []
-
-    def fill_up(tensors: dict[str, torch.Tensor], path: Path) -> None:
-        calls.append(path)
-        path.write_bytes(b"half a file")
-        if len(calls) == fails_at:
-            raise error
-
-    monkeypatch.setattr(checkpoint, "save_file", fill_up)
+    before = files(tmp_path)
+    monkeypatch.setattr(checkpoint._Image, "write", full_disk_at(file))
     with pytest.raises(UserError, match=f"00000003 cannot be written to {tmp_path}: the disk is full") as refusal:
         checkpoint.save(tmp_path, State(update=3, best_update=3), *model_after(3), keep=1)
 
@@ -103,15 +111,212 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_debris(
 def test_a_training_on_a_full_disk_stops_with_one_sentence(
     tiny: Config, tmp_path: Path, leadline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fill_up(tensors: dict[str, torch.Tensor], path: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "save_file", fill_up)
+    monkeypatch.setattr(checkpoint._Image, "write", full_disk_at("model.safetensors"))
     with pytest.raises(UserError, match=f"{tmp_path}.*the disk is full"):
         train(tiny.set(train={"updates": 1}), tmp_path / "run")
     answer = leadline("train", "--resume", tmp_path / "run")
     assert answer.code == 2
     assert answer.err.splitlines()[-1].startswith("leadline: checkpoint 00000001 cannot be written")
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    folder = run / "checkpoints"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_training_goes_on_while_the_writer_writes_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = State(update=3, seconds=1.5)
+    checkpoint.save(tmp_path / "at once", state, *model_after(3), keep=1)
+    go_on = threading.Event()
+
+    def write_when_told(image: checkpoint._Image, path: Path) -> str:
+        assert go_on.wait(60)
+        return write_image(image, path)
+
+    monkeypatch.setattr(checkpoint._Image, "write", write_when_told)
+    model, optimizer = model_after(3)
+    with checkpoint.Writer() as writer:
+        writer.save(tmp_path / "beside", state, model, optimizer, keep=1)
+        assert checkpoint.names(tmp_path / "beside") == []
+        optimizer.step()
+        state.update, state.seconds = 4, 2.0
+        go_on.set()
+    assert not torch.equal(model.weight, model_after(3)[0].weight)
+    assert contents(tmp_path / "beside") == contents(tmp_path / "at once")
+    assert len(contents(tmp_path / "beside")) == 3
+
+
+def test_each_write_ends_before_the_next_copy_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is used again, so a copy made during a write would end up in the file."""
+
+    def dawdle(image: checkpoint._Image, path: Path) -> str:
+        time.sleep(0.05)
+        return write_image(image, path)
+
+    save_each(tmp_path / "at once", [1, 2, 3], keep=2, best=(2,))
+    monkeypatch.setattr(checkpoint._Image, "write", dawdle)
+    with checkpoint.Writer() as writer:
+        for update in (1, 2, 3):
+            best = 2 if update > 1 else 0
+            state = State(update=update, best_update=best, best_nll=1 / best if best else float("inf"))
+            writer.save(tmp_path / "beside", state, *model_after(update), keep=2)
+    assert contents(tmp_path / "beside") == contents(tmp_path / "at once")
+
+
+def test_the_host_memory_is_used_again_until_the_tensors_are_others(tmp_path: Path) -> None:
+    with checkpoint.Writer() as writer:
+        places = []
+        for update, (model, optimizer) in enumerate([model_after(0), model_after(1), model_after(2)]):
+            writer.save(tmp_path, State(update=update), model, optimizer, keep=9)
+            places.append((writer._model.body.data_ptr(), writer._optimizer.body.data_ptr()))
+    assert places[0][0] == places[1][0] == places[2][0]
+    assert places[0][1] != places[1][1] == places[2][1]  # Adam has no state before its first step
+    assert torch.equal(checkpoint.read(tmp_path, "00000001")[1]["weight"], model_after(1)[0].weight)
+    assert [len(checkpoint.read(tmp_path, name)[2]) for name in checkpoint.names(tmp_path)] == [0, 6, 6]
+
+
+def test_a_failed_write_is_told_at_the_next_save_or_when_asked_or_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = model_after(1)
+    with checkpoint.Writer() as writer:
+        for tell in (writer.wait, lambda: writer.save(tmp_path, State(update=9), model, optimizer, keep=9)):
+            with monkeypatch.context() as patch:
+                patch.setattr(checkpoint._Image, "write", full_disk_at("model.safetensors"))
+                writer.save(tmp_path, State(update=2), model, optimizer, keep=9)
+                with pytest.raises(UserError, match=r"00000002 cannot .* the disk is full"):
+                    tell()
+            writer.wait()  # told once
+        writer.save(tmp_path, State(update=3), model, optimizer, keep=9)
+    assert checkpoint.names(tmp_path) == ["00000003"]
+
+    monkeypatch.setattr(checkpoint._Image, "write", full_disk_at("model.safetensors"))
+    with pytest.raises(UserError, match="00000004 cannot"), checkpoint.Writer() as writer:
+        writer.save(tmp_path, State(update=4), model, optimizer, keep=9)
+
+
+def save_and_divide_by_zero(run: Path) -> None:
+    with checkpoint.Writer() as writer:
+        writer.save(run, State(update=1), *model_after(1), keep=1)
+        raise ZeroDivisionError
+
+
+def test_a_failed_write_does_not_hide_why_the_training_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint._Image, "write", full_disk_at("optimizer.safetensors"))
+    with pytest.raises(ZeroDivisionError) as ending:
+        save_and_divide_by_zero(tmp_path)
+    assert "the disk is full" in ending.value.__notes__[0]
+    assert files(tmp_path) == []
+
+
+def test_the_last_checkpoint_is_whole_when_the_training_ends_by_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        save_and_divide_by_zero(tmp_path)
+    assert checkpoint.read(tmp_path, "00000001")[0].update == 1
+
+
+def save_and_hang(run: Path, moment: str, pipe: Connection) -> None:
+    """Write checkpoint 1, then 2 up to a moment that does not pass."""
+    save_each(run, [1])
+
+    def hang(*arguments: Any) -> None:
+        pipe.send("hangs")
+        time.sleep(600)
+
+    def hang_in_the_middle(image: checkpoint._Image, path: Path) -> str:
+        if path.name == "model.safetensors":
+            return write_image(image, path)
+        path.write_bytes(image.head + image.body.numpy().tobytes()[:-4])
+        hang()
+        raise AssertionError
+
+    if moment == "while it writes":
+        checkpoint._Image.write = hang_in_the_middle  # type: ignore[method-assign]
+    else:
+        Path.rename = hang  # type: ignore[assignment, method-assign]
+    with checkpoint.Writer() as writer:
+        writer.save(run, State(update=2), *model_after(2), keep=1)
+
+
+@pytest.mark.parametrize("moment", ["while it writes", "before it renames"])
+def test_a_kill_during_the_write_leaves_the_earlier_checkpoint(moment: str, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["leadline.training.loop", "torch.utils.tensorboard", "torch._dynamo"])
+    pipe, other_end = context.Pipe()
+    process = context.Process(target=save_and_hang, args=(tmp_path, moment, other_end))
+    process.start()
+    try:
+        assert pipe.poll(120)
+    finally:
+        process.kill()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert (tmp_path / "checkpoints" / ".00000002.tmp" / "optimizer.safetensors").exists()
+    assert checkpoint.names(tmp_path) == ["00000001"]
+    assert torch.equal(checkpoint.read(tmp_path, "00000001")[1]["weight"], model_after(1)[0].weight)
+    save_each(tmp_path, [2])
+    assert not [name for name in files(tmp_path) if name.startswith(".")]
+
+
+def test_the_files_are_those_that_safetensors_writes(tmp_path: Path) -> None:
+    """Also where a tensor is a part of a larger one, transposed, without elements, or of another type."""
+    flat = torch.arange(100.0)
+    tensors = {f"{kind}/é": torch.tensor([1, 0, 3]).to(kind) for kind in checkpoint._DTYPES}
+    tensors |= {"part": flat[3:7], "turned": flat[8:14].view(2, 3).T, "scalar": flat[5], "none": flat[:0].view(0, 4)}
+    image = checkpoint._Image()
+    image.take(tensors)
+    image.take(tensors)
+    digest = image.write(tmp_path / "own")
+    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, tmp_path / "library")
+    assert (tmp_path / "own").read_bytes() == (tmp_path / "library").read_bytes()
+    assert digest == sha256(tmp_path / "own")
+
+
+def lay_out_flat(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Let the first moments be views of one tensor, with gaps, and all count their steps in another."""
+    begin, flat = 0, torch.full((100,), float("nan"))
+    states = [optimizer.state[parameter] for parameter in model.parameters()]
+    for state in states:
+        size = state["exp_avg"].numel()
+        state["exp_avg"] = flat[begin : begin + size].view_as(state["exp_avg"]).copy_(state["exp_avg"])
+        state["step"] = states[0]["step"]
+        begin += size + 5
+    return flat
+
+
+def test_moments_that_share_one_tensor_are_saved_one_by_one_and_restored_in_place(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "apart", State(update=2), *model_after(2), keep=1)
+    model, optimizer = model_after(2)
+    flat = lay_out_flat(model, optimizer)
+    checkpoint.save(tmp_path / "together", State(update=2), model, optimizer, keep=1)
+    assert contents(tmp_path / "together") == contents(tmp_path / "apart")
+
+    other, other_optimizer = model_after(1)
+    restored = lay_out_flat(other, other_optimizer)
+    assert not torch.equal(restored.nan_to_num(), flat.nan_to_num())
+    checkpoint.restore_optimizer(other, other_optimizer, checkpoint.read(tmp_path / "together", "00000002")[2])
+    assert torch.equal(restored.nan_to_num(), flat.nan_to_num())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_is_on_a_cuda_device_is_saved_as_it_was(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4096, 4096, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    with checkpoint.Writer() as writer:
+        for update in (1, 2, 3):
+            model(torch.ones(2, 4096, device="cuda")).square().sum().backward()
+            optimizer.step()
+            before = model.weight.detach().cpu(), optimizer.state[model.weight]["exp_avg"].cpu()
+            writer.save(tmp_path, State(update=update), model, optimizer, keep=9)
+            with torch.no_grad():
+                model.weight.add_(1)
+            writer.wait()
+            _, weights, moments = checkpoint.read(tmp_path, f"{update:08d}")
+            assert torch.equal(weights["weight"], before[0])
+            assert torch.equal(moments["weight/exp_avg"], before[1])
+            assert moments["weight/step"] == update
+        assert writer._model.body.is_pinned()
 
 
 def test_what_a_killed_process_left_half_written_is_no_checkpoint(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from leadline.data.store import Store, prepare
 from leadline.errors import Diverged, UserError
 from leadline.kernels.cross_entropy import cross_entropy
 from leadline.tasks import Translation
-from leadline.training import checkpoint, optim
+from leadline.training import checkpoint
 from leadline.training.events import Event
 from leadline.training.loop import find_device, train
 from leadline.training.run import read_metrics
@@ -46,7 +46,7 @@ def one_step(config: Config, batches: Callable[[Translation], list[Any]]) -> tup
     """The weights after one update on `batches`, and what the update reported."""
     task = task_of(config)
     model = task.build_model()
-    step = make_step(config, task, model, optim.optimizer(config.optim, model))
+    step = make_step(config, task, model)
     result = step(batches(task), 1, config.optim.lr)
     return {name: p.detach() for name, p in model.named_parameters()}, result
 

@@ -130,7 +130,7 @@ def test_a_killed_training_resumes_to_the_same_bits(paused: Paused, whole: Path,
     with pytest.raises(UserError, match="another training is running"):
         resume(folder)
     assert paused.end_by(signal.SIGKILL)[0] == -signal.SIGKILL
-    assert checkpoint.names(folder)[-1] == "00000010"
+    assert checkpoint.names(folder)[-1] in ("00000005", "00000010")  # the write of the later may be killed too
     assert updates_of(folder) == list(range(1, STOP + 1))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"update": 14, "lo')  # a kill may cut a line in two

@@ -1,0 +1,116 @@
+"""The projection onto the vocabulary and its label-smoothed cross entropy, without [tokens, vocabulary] in float32.
+
+The logits are in 16 bits and some tokens at a time; each piece is overwritten by its own gradient, from which the
+gradients of the hidden states and of the projection follow at once. So the gradient is computed on the way
+forward: what comes back from behind the loss must be 1, which is why the loss is divided by `divisor` here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from leadline.kernels.fused.runtime import Runtime
+
+PIECE = 1 << 27  # logits held at once
+COLUMNS = 4096  # of a row, looked at together
+
+
+@triton.jit
+def _cross_entropy(  # type: ignore[no-untyped-def]
+    logits, labels, divisor, smoothed_out, plain_out, stride, columns, smoothing, ignore,
+    GRADIENT: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    base = logits + row * stride
+    label = tl.load(labels + row)
+    highest = tl.full((), float("-inf"), tl.float32)
+    mass = tl.zeros((), tl.float32)
+    total = tl.zeros((), tl.float32)
+    for first in range(0, columns, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        inside = column < columns
+        value = tl.load(base + column, mask=inside, other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(highest, tl.max(value, 0))
+        mass = mass * tl.exp(highest - higher) + tl.sum(tl.exp(value - higher), 0)
+        total += tl.sum(tl.where(inside, value, 0.0), 0)
+        highest = higher
+    log_mass = highest + tl.log(mass)
+    counted = label != ignore
+    right = tl.load(base + tl.where(counted, label, 0)).to(tl.float32)
+    plain = log_mass - right
+    smoothed = (1 - smoothing) * plain + smoothing * (log_mass - total / columns)
+    scale = tl.where(counted, 1 / tl.load(divisor), 0.0)
+    tl.store(plain_out + row, plain * scale)
+    tl.store(smoothed_out + row, smoothed * scale)
+    if GRADIENT:
+        for first in range(0, columns, COLUMNS):
+            column = first + tl.arange(0, COLUMNS)
+            inside = column < columns
+            value = tl.load(base + column, mask=inside, other=0.0).to(tl.float32)
+            wanted = tl.where(column == label, 1 - smoothing, 0.0) + smoothing / columns
+            gradient = (tl.exp(value - log_mass) - wanted) * scale
+            tl.store(base + column, gradient.to(logits.dtype.element_ty), mask=inside)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx: Any, hidden: Tensor, weight: nn.Parameter, compute: Tensor, labels: Tensor, smoothing: float,
+        ignore: int, divisor: Tensor, learns: bool, runtime: Runtime,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        tokens, words = len(hidden), len(compute)
+        smoothed, plain = torch.empty(2, tokens, dtype=torch.float32, device=hidden.device).unbind()
+        d_hidden = torch.empty_like(hidden) if learns else None
+        aligned = triton.cdiv(words, 8) * 8  # rows that begin at a multiple of 16 bytes
+        piece = max(1, min(tokens, PIECE // aligned))
+        for first in range(0, tokens, piece):
+            some = hidden[first : first + piece]
+            logits = torch.empty(len(some), aligned, dtype=hidden.dtype, device=hidden.device)[:, :words]
+            torch.mm(some, compute.t(), out=logits)
+            _cross_entropy[(len(some),)](
+                logits, labels[first:], divisor, smoothed[first:], plain[first:], aligned, words, smoothing, ignore,
+                GRADIENT=learns, COLUMNS=min(COLUMNS, triton.next_power_of_2(words)), num_warps=8,
+            )  # fmt: skip
+            if d_hidden is not None:
+                torch.mm(logits, compute, out=d_hidden[first : first + piece])
+                _projection_gradient(weight, logits, some, runtime, again=first > 0)
+        ctx.save_for_backward(d_hidden)
+        loss, plain_loss = smoothed.sum(), plain.sum()
+        ctx.mark_non_differentiable(plain_loss)
+        return loss, plain_loss
+
+    @staticmethod
+    def backward(ctx: Any, one: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        return ctx.saved_tensors[0], *[None] * 8
+
+
+def _projection_gradient(weight: nn.Parameter, logits: Tensor, hidden: Tensor, runtime: Runtime, again: bool) -> None:
+    def work() -> None:
+        before = runtime.accumulate
+        runtime.accumulate = before or again
+        runtime.matrix_gradient(weight, logits, hidden)
+        runtime.accumulate = before
+
+    runtime.aside(work, logits, hidden)
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: nn.Parameter,
+    compute: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore: int,
+    divisor: Tensor,
+    runtime: Runtime,
+) -> tuple[Tensor, Tensor]:
+    """(smoothed, plain) sums over the labels that are not `ignore`, divided by `divisor` [1]; see the reference in
+    leadline.kernels.cross_entropy. `compute` is `weight` in the arithmetic of matrix products."""
+    hidden = hidden.to(runtime.dtype).contiguous()
+    learns = hidden.requires_grad and torch.is_grad_enabled()
+    return _LinearCrossEntropy.apply(hidden, weight, compute, labels, smoothing, ignore, divisor, learns, runtime)

@@ -1,0 +1,206 @@
+"""A Transformer on the fused kernels: the same weights and equations as leadline.model.transformer, less time.
+
+`Fused(model, runtime)` becomes `model.fused`; the model then runs on it. Weights keep their places; every Linear's
+`compute` holds what the matrix products read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from leadline.kernels.fused.attention import attention
+from leadline.kernels.fused.cross_entropy import linear_cross_entropy
+from leadline.kernels.fused.dropout import Dropout, dropout
+from leadline.kernels.fused.embedding import embed
+from leadline.kernels.fused.linear import Shared, expand, linear
+from leadline.kernels.fused.residual import add_norm
+from leadline.kernels.fused.runtime import Runtime
+from leadline.kernels.fused.stream import Branch, Stream
+from leadline.kernels.pack import Pack
+from leadline.model.block import Block, Layers
+from leadline.model.layers import CrossAttention, Embed, FeedForward, Linear, SelfAttention, Sinusoids
+
+SITES = 9  # places of dropout in a block: for each sublayer inside attention or activation, and at its end
+
+
+class Fused:
+    def __init__(self, model: Any, runtime: Runtime, output: Tensor, memory: Any = None) -> None:
+        self.model, self.runtime = model, runtime
+        self.memory = memory  # the keys and values of all cross-attentions as one layer, where their weights allow it
+        self.output = output  # the projection onto the vocabulary, in the arithmetic of matrix products
+        self.recompute = False  # keep only what enters each block, and compute the rest again on the way back
+        blocks = [module for module in model.modules() if isinstance(module, Block)]
+        self.sites = {block: 2 + SITES * number for number, block in enumerate(blocks)}
+
+    def encode(self, source: Pack) -> Tensor:
+        return self._stack(self.model.source_embed, self.model.encoder, source, 0)
+
+    def decode(self, target: Pack, memory: Tensor | None, source: Pack | None) -> Tensor:
+        return self._stack(self.model.target_embed, self.model.decoder, target, 1, memory, source)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.linear(hidden.to(self.runtime.dtype), self.output)
+
+    def step(self, tokens_N: Tensor, positions_N: Tensor, layers: Sequence[tuple[Block, Any, Any]]) -> Tensor:
+        """Logits of the token that follows each hypothesis; a block's keys and values come with it (see Block.step)."""
+        none = self.runtime.dropout(0.0, 0)
+        foot = self.model.target_embed
+        stream = Stream(self.runtime, self._embed(foot, tokens_N, positions_N, 1))
+        for block, cache, memory in layers:
+            parts = [lambda h, block=block, cache=cache: block.attn.step(h, cache)]
+            if memory is not None:
+                parts.append(lambda h, block=block, memory=memory: block.cross.step(h, memory))
+            parts.append(block.ffn)
+            for (connection, _), part in zip(block.connections(), parts, strict=True):
+                stream = connection.fused(stream, lambda h, own_bias=False, part=part: Branch(part(h), None, none))
+        return self.logits(self._top(self.model.decoder, stream))
+
+    def loss(
+        self, hidden: Tensor, labels: Tensor, smoothing: float, ignore: int, divisor: Tensor | float
+    ) -> tuple[Tensor, Tensor]:
+        if not isinstance(divisor, Tensor):
+            divisor = torch.full((1,), float(divisor), device=hidden.device)
+        weight = self.model.output.weight
+        return linear_cross_entropy(hidden, weight, self.output, labels, smoothing, ignore, divisor, self.runtime)
+
+    def _stack(
+        self,
+        foot: Embed,
+        layers: Layers,
+        pack: Pack,
+        site: int,
+        memory: Tensor | None = None,
+        source: Pack | None = None,
+    ) -> Tensor:
+        stream = Stream(self.runtime, self._embed(foot, pack.tokens, pack.positions, site))
+        again = self.recompute and torch.is_grad_enabled()
+        seen = Shared(memory, self.memory, self.runtime) if memory is not None and self.memory and not again else memory
+        for number, block in enumerate(layers.blocks):
+            if again:
+                # Dropout is a function of its site: there is no random state to put back.
+                stream = checkpoint(
+                    self._block,
+                    block,
+                    number,
+                    stream,
+                    pack,
+                    seen,
+                    source,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+            else:
+                stream = self._block(block, number, stream, pack, seen, source)  # type: ignore[arg-type]
+        return self._top(layers, stream)
+
+    def _top(self, layers: Layers, stream: Stream) -> Tensor:
+        if isinstance(layers.final, nn.LayerNorm):
+            return stream.normed(layers.final)[1]
+        return (
+            stream.half if isinstance(layers.final, nn.Identity) else layers.final(stream.sum()).to(self.runtime.dtype)
+        )
+
+    def _block(
+        self, block: Block, number: int, stream: Stream, pack: Pack, memory: Tensor | Shared | None, source: Pack | None
+    ) -> Stream:
+        site = self.sites[block]
+
+        def attend(h: Tensor, own_bias: bool = False) -> Branch:
+            return self._self_attention(block.attn, h, pack, site, own_bias)
+
+        def cross(h: Tensor, own_bias: bool = False) -> Branch:
+            assert memory is not None
+            assert source is not None
+            seen = (
+                memory if isinstance(memory, Shared) else linear(memory, block.cross.kv, self.runtime, own_bias=False)
+            )
+            return self._cross_attention(block.cross, h, seen, number, pack, source, site + 2, own_bias)
+
+        def feed(h: Tensor, own_bias: bool = False) -> Branch:
+            return self._feed_forward(block.ffn, h, site + 4, own_bias)
+
+        stream = block.attn_residual.fused(stream, attend)
+        if memory is not None:
+            stream = block.cross_residual.fused(stream, cross)
+        return block.ffn_residual.fused(stream, feed)
+
+    def _self_attention(self, layer: SelfAttention, h: Tensor, pack: Pack, site: int, own_bias: bool) -> Branch:
+        run = self.runtime
+        qkv = linear(h, layer.qkv, run, own_bias=False)
+        inside = self._drop(layer, layer.attention_dropout, site)
+        heads = attention(
+            qkv, None, pack, pack, layer.heads, layer.causal, run, dropout=inside, biases=(layer.qkv.bias,)
+        )
+        return self._branch(layer, layer.out, heads, site + 1, own_bias)
+
+    def _cross_attention(
+        self,
+        layer: CrossAttention,
+        h: Tensor,
+        kv: Tensor | Shared,
+        number: int,
+        pack: Pack,
+        source: Pack,
+        site: int,
+        own_bias: bool,
+    ) -> Branch:
+        run = self.runtime
+        q = linear(h, layer.q, run, own_bias=False)
+        inside = self._drop(layer, layer.attention_dropout, site)
+        biases = (layer.q.bias, layer.kv.bias)
+        number = number if isinstance(kv, Shared) else 0
+        heads = attention(q, kv, pack, source, layer.heads, False, run, dropout=inside, biases=biases, number=number)
+        return self._branch(layer, layer.out, heads, site + 1, own_bias)
+
+    def _feed_forward(self, layer: FeedForward, h: Tensor, site: int, own_bias: bool) -> Branch:
+        gelu = layer.activation is not torch.nn.functional.relu
+        inside = self._drop(layer, layer.activation_dropout.p, site)
+        return self._branch(
+            layer, layer.contract, expand(h, layer.expand, gelu, inside, self.runtime), site + 1, own_bias
+        )
+
+    def _branch(self, layer: Any, last: Any, x: Tensor, site: int, own_bias: bool) -> Branch:
+        y = linear(x, last, self.runtime, own_bias)
+        return Branch(y, None if own_bias else last.bias, self._drop(layer, layer.dropout.p, site))
+
+    def _embed(self, foot: Embed, tokens: Tensor, positions: Tensor, site: int) -> Tensor:
+        places = foot.positions.table if isinstance(foot.positions, Sinusoids) else foot.positions.weight
+        how = self._drop(foot, foot.dropout.p, site)
+        plain = isinstance(foot.norm, nn.Identity)
+        first = how if plain else self.runtime.dropout(0.0, 0)
+        x = embed(foot.tokens.weight, places, tokens, positions, foot.scale, first)  # type: ignore[arg-type]
+        if plain:
+            return x
+        normed = add_norm(x, None, foot.norm, self.runtime, dropout=first, wide=True).wide  # type: ignore[arg-type]
+        assert normed is not None
+        return dropout(normed, how)
+
+    def _drop(self, layer: nn.Module, p: float, site: int) -> Dropout:
+        return self.runtime.dropout(p if layer.training else 0.0, site)
+
+
+@contextlib.contextmanager
+def to_infer(model: Any, dtype: torch.dtype) -> Iterator[Fused]:
+    """The model on fused kernels for as long as its weights stay what they are now: they are rounded once."""
+    if model.fused is not None:
+        yield model.fused
+        return
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    for layer in linears:
+        layer.compute = layer.weight.detach().to(dtype), layer.bias.detach().to(dtype)
+    output = model.output.weight.detach()
+    model.fused = Fused(
+        model, Runtime(dtype, torch.zeros(1, dtype=torch.int64, device=output.device)), output.to(dtype)
+    )
+    try:
+        yield model.fused
+    finally:
+        model.fused = None
+        for layer in linears:
+            layer.compute = None

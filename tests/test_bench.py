@@ -1,0 +1,131 @@
+"""The benchmark suite runs, counts what it says it counts, and compares models that compute the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench import __main__ as command
+from bench import bert, flops, report
+from bench.measure import Setting, Work, compete
+from bench.workload import PAD, SIZES, make_pool, padded_batches
+
+CPU = Setting(torch.device("cpu"), repeats=2)
+TINY = SIZES["tiny"]
+
+
+def bench(*words: str, out: Path) -> dict:
+    command.main([*words, "--repeats", "1", "--out", str(out)])
+    (path,) = out.glob("*.json")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_all_contestants_see_the_same_tokens() -> None:
+    pool = make_pool(SIZES["small"])
+    batches = padded_batches(pool, SIZES["small"].batches)
+    assert sum(int((batch["labels"] != PAD).sum()) for batch in batches) == pool.target_tokens
+    assert sum(len(batch["labels"]) for batch in batches) == len(pool.pairs)
+
+
+def test_one_that_fails_does_not_stop_the_others() -> None:
+    def fails() -> Work:
+        raise RuntimeError("no such thing\nsecond line")
+
+    def work() -> Work:
+        return Work(lambda: None, items=10, steps=2, flops=4.0)
+
+    ours, theirs, failed = compete({"leadline": work, "peer": work, "broken": fails}, CPU, peak=1.0)
+    assert failed == {"contestant": "broken", "failed": "RuntimeError: no such thing"}
+    assert ours["leadline_is_faster_by"] == 1
+    assert len(theirs["seconds"]) == 2
+    assert theirs["share_of_peak"] == pytest.approx(8.0 / sum(theirs["seconds"]))
+    assert [row["contestant"] for row in compete({"a": work, "b": work}, Setting(CPU.device, only=("b",)))] == ["b"]
+
+
+def test_flops_are_those_that_torch_counts() -> None:
+    """torch counts matrix products and dense attention; sentences of equal length have no padding to tell apart."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from bench.peers import marian
+
+    length, rows = 12, 3
+    peer = marian(TINY, CPU.device)
+    tokens = torch.randint(4, TINY.vocab, (rows, length))
+    batch = {"source": tokens, "target": tokens, "source_padding": tokens == PAD}
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        peer.logits(batch).sum().backward()
+    lengths = np.full((rows, 2), length)
+    causal_half = 12 * TINY.dim * TINY.layers * rows * length * (length - 1) / 2  # torch counts what is masked, too
+    assert flops.translation(TINY, lengths) + causal_half == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def test_bert_batches_have_exactly_the_masked_tokens() -> None:
+    size = bert.SIZES["bert-tiny"]
+    for batch in bert.make_batches(size):
+        assert len(batch.masked) == len(batch.labels) == batch.count == size.masked
+        assert (batch.source.tokens[batch.masked] == bert.MASK).all()
+        assert batch.fixed().source.groups == ()
+
+
+def test_train_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    facts = bench("train", "--size", "tiny", "--only", "eager", out=tmp_path)
+    assert {"leadline, eager", "torch.nn.Transformer, eager", "Hugging Face Marian, eager"} <= {
+        row["contestant"] for row in facts["rows"]
+    }
+    assert not [row for row in facts["rows"] if "failed" in row]
+    assert all(row["target_tokens_per_second"] > 0 and 0 < row["share_of_peak"] < 1 for row in facts["rows"])
+    assert "leadline is faster by" in capsys.readouterr().out
+    (path,) = tmp_path.glob("*.json")
+    assert report.markdown(path).count("\n|") == len(facts["rows"]) + 2
+
+
+@pytest.mark.parametrize("words", [["bert", "--only", "eager"], ["memory", "--depths", "1", "2"], ["prepare"]])
+def test_the_others_run(words: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    size = ["--size", "numerals-tiny"] if words == ["prepare"] else []
+    facts = bench(*words, *size, out=tmp_path)
+    assert facts["rows"]
+    assert not [row for row in facts["rows"] if "failed" in row]
+
+
+def test_decoding_random_weights_gives_the_same_translations(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    facts = bench("decode", "--size", "tiny", "--sentences", "8", out=tmp_path)
+    assert [row["same_output"] for row in facts["rows"]] == [1, 1, 1]
+    assert len({row["output_tokens"] for row in facts["rows"]}) == 1
+
+
+def test_decoding_a_trained_run(finished: Path, tmp_path: Path) -> None:
+    """Pre-LN, by way of M2M100."""
+    pytest.importorskip("transformers")
+    text = tmp_path / "text"
+    text.write_text("zwölf\neinundzwanzig\n\ndrei Tage\n", encoding="utf-8")
+    facts = bench("decode", "--run", str(finished), "--text", str(text), out=tmp_path)
+    assert [row["same_output"] for row in facts["rows"]] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("placement", ["pre_ln", "post_ln", "deepnorm"])
+def test_copied_weights_compute_the_same(placement: str) -> None:
+    pytest.importorskip("transformers")
+    from bench.convert import to_huggingface
+    from leadline.kernels.pack import pack_one
+    from leadline.model import Transformer
+
+    sizes = {"encoder_layers": 2, "decoder_layers": 3, "dim": 16, "ffn_dim": 32, "heads": 2, "max_length": 12}
+    model = Transformer(40, placement=placement, **sizes).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    source, target = np.array([5, 6, 7, 2]), np.array([1, 9, 8])
+    with torch.no_grad():
+        found = model.logits(model(pack_one([source]), pack_one([target])))
+        expected = to_huggingface(model)(
+            input_ids=torch.from_numpy(source)[None], decoder_input_ids=torch.from_numpy(target)[None]
+        ).logits[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,157 @@
+"""The captured step: the same updates as the eager one. Here its kernels are interpreted and its graphs done again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from leadline.config import Config
+from leadline.data import batching
+from leadline.data.store import Store, prepare
+from leadline.diagnose.watch import Watch
+from leadline.errors import UserError
+from leadline.kernels.fused import residual
+from leadline.tasks import Translation
+from leadline.training import checkpoint, graph, inputs
+from leadline.training.checkpoint import State
+from leadline.training.loop import train
+from leadline.training.run import read_metrics
+from leadline.training.step import Step, make_step
+
+
+@pytest.fixture
+def config(tiny: Config) -> Config:
+    return tiny.set(
+        model={"dropout": 0.0, "max_length": 16},
+        train={"batch_tokens": 32, "updates": 4, "eval_every": 2, "step": "graph"},
+        optim={"lr": 0.01},
+    )
+
+
+@pytest.fixture(autouse=True)
+def _anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "require_usable", lambda device: None)
+    monkeypatch.setattr(residual, "BACK_ROWS", 16)  # fewer programs, which the interpreter does one by one
+
+
+def steps(config: Config) -> tuple[Step, list[Any], Any]:
+    """The step, the batches of its first updates, and the model."""
+    task = Translation(config, Store(prepare(config.data)))
+    model = task.build_model().train()
+    step = make_step(config, task, model)
+    plan = batching.epoch_plan(task.lengths, task.shape, 1, 0)
+    return step, [step.prepare(task.collate(rows)) for rows in plan[:6]], model
+
+
+def trained(config: Config, updates: int = 2, each: int = 1, watch: Any = None) -> tuple[list[float], dict[str, Any]]:
+    step, batches, model = steps(config)
+    losses = []
+    for update in range(updates):
+        some = batches[update * each : (update + 1) * each]
+        losses.append(float(step(some, update + 1, 0.01, [watch] if watch and watch.due(update + 1) else []).loss))
+    return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
+    for name, weight in one.items():
+        if ".k" not in name and "qkv.bias" not in name and "kv.bias" not in name:
+            assert (weight - other[name]).abs().max() < tolerance, name
+
+
+@pytest.mark.parametrize("placement", ["pre_ln", "post_ln", "deepnorm"])
+def test_graph_and_eager_have_the_same_losses_and_weights(config: Config, placement: str) -> None:
+    config = config.set(model={"placement": placement})
+    losses, weights = trained(config)
+    plain_losses, plain_weights = trained(config.set(train={"step": "eager"}))
+    assert losses == pytest.approx(plain_losses, abs=1e-5)
+    # the keys' biases have no gradient but rounding, which Adam makes as large as any other
+    assert_close(weights, plain_weights, 2e-3)
+
+
+@pytest.mark.parametrize("optim", [{"name": "adamw", "weight_decay": 0.1}, {"name": "sgd", "momentum": 0.9}])
+def test_other_optimizers_clipping_and_accumulation(config: Config, optim: dict[str, Any]) -> None:
+    config = config.set(optim=optim | {"clip": 0.1}, train={"accumulate": 2})
+    losses, weights = trained(config, each=2)
+    plain_losses, plain_weights = trained(config.set(train={"step": "eager"}), each=2)
+    assert losses == pytest.approx(plain_losses, abs=1e-5)
+    assert_close(weights, plain_weights, 2e-3)
+
+
+def test_recompute_changes_nothing(config: Config) -> None:
+    for step in ("graph", "eager"):
+        config = config.set(train={"step": step}, model={"dropout": 0.3})
+        losses, weights = trained(config, 1)
+        again, same = trained(config.set(train={"recompute": True}), 1)
+        assert losses == again
+        assert all(torch.equal(weights[name], same[name]) for name in weights)
+
+
+def test_dropout_is_a_function_of_the_update(config: Config) -> None:
+    config = config.set(model={"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1})
+    step, batches, _ = steps(config)
+    losses = [float(step([batches[0]], update, 0.0).loss) for update in (1, 2, 1)]
+    assert losses[0] == losses[2] != losses[1]
+
+
+def test_a_watched_update_is_like_any_other_and_the_watch_sees_it(config: Config) -> None:
+    watch = Watch(every=2)
+    losses, weights = trained(config, watch=watch)
+    plain_losses, plain_weights = trained(config)
+    assert losses == pytest.approx(plain_losses, abs=1e-5)
+    assert_close(weights, plain_weights, 2e-3)
+
+
+@pytest.mark.parametrize("way", ["graph", "eager"])
+def test_a_checkpoint_goes_on_in_the_other_way(config: Config, way: str, tmp_path: Path) -> None:
+    other = "eager" if way == "graph" else "graph"
+    ways = {name: steps(config.set(train={"step": name})) for name in (way, other)}
+    step, batches, model = ways[way]
+    for update in (1, 2):
+        step([batches[update]], update, 0.01)
+    checkpoint.save(tmp_path, State(update=2), model, step.optimizer, keep=1)
+    found = checkpoint.read_latest(tmp_path)
+    assert found
+    new_step, new_batches, new_model = ways[other]
+    checkpoint.restore_model(new_model, found[1], "here")
+    checkpoint.restore_optimizer(new_model, new_step.optimizer, found[2])
+    one, another = step([batches[3]], 3, 0.01), new_step([new_batches[3]], 3, 0.01)
+    assert float(one.loss) == pytest.approx(float(another.loss), abs=1e-5)
+    assert float(one.grad_norm) == pytest.approx(float(another.grad_norm), rel=1e-4)
+    assert_close(dict(model.named_parameters()), dict(new_model.named_parameters()), 1e-4)
+
+
+def test_a_run_trains_evaluates_and_saves(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Translation, "_valid_batches", lambda task, name: (iter([task.collate(np.arange(2))]), 0))
+    folder = train(config.set(train={"updates": 2, "eval_every": 1}), tmp_path / "run")
+    rows = [row for row in read_metrics(folder) if "valid_nll" in row]
+    assert rows[1]["valid_nll"] < rows[0]["valid_nll"]
+    assert json.loads((folder / "run.json").read_text())["chosen"]["step"] == "graph"
+    assert checkpoint.names(folder) == ["00000001", "00000002"]
+
+
+def test_batches_travel_in_one_piece(config: Config) -> None:
+    _, (batch, *_), _ = steps(config)
+    fixed = batch.batch.fixed()
+    found = inputs.views(fixed, batch.data)
+    assert len(inputs.tensors(fixed)) > 8
+    for one, other in zip(inputs.tensors(fixed), inputs.tensors(found), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    assert found.target.max_length == fixed.target.max_length
+
+
+def test_without_a_gpu_the_error_says_what_to_do(
+    config: Config, leadline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"needs a CUDA device.*train.step=eager"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "config.toml").exists()
