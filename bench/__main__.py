@@ -6,6 +6,7 @@ python -m bench table FILES prints Markdown from such JSONs. docs/performance.md
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import importlib
 import importlib.metadata
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from bench import report
-from bench.measure import Setting, matrix_peak
+from bench.measure import Row, Setting, matrix_peak
 from leadline.errors import UserError
 from leadline.files import write_json
 
@@ -70,10 +71,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         slow=arguments.slow,
     )
     peak = 0.0 if what == "prepare" else matrix_peak(setting)
-    found = command.run(size, setting, peak, arguments)
-    rows, notes = found if isinstance(found, tuple) else (found, [])
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"
-    return {
+    facts = {
         "what": what,
         "date": datetime.date.today().isoformat(),
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else cpu,
@@ -82,9 +81,26 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "size": {"name": arguments.run.name, "text": str(arguments.text)} if arguments.run else vars(size),
         "precision": arguments.precision,
         "peak_tflops": peak / 1e12,
-        "rows": rows,
-        "notes": notes,
+        "rows": [],
+        "notes": [],
     }
+
+    def keep(rows: list[Row]) -> None:
+        facts["rows"] = rows
+        _write(facts, arguments)
+
+    found = command.run(size, dataclasses.replace(setting, keep=keep), peak, arguments)
+    facts["rows"], facts["notes"] = found if isinstance(found, tuple) else (found, [])
+    return facts
+
+
+def _write(facts: dict[str, Any], arguments: argparse.Namespace) -> Path:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device(arguments.device).type
+    words = [facts["date"], facts["what"], facts["size"]["name"], device, facts["precision"]]
+    path = arguments.out / f"{'-'.join(words)}.json"
+    write_json(path, facts)
+    return path
 
 
 def _version(library: str) -> str:
@@ -100,16 +116,7 @@ def main(words: list[str] | None = None) -> None:
         print("\n".join(report.markdown(path) for path in arguments.files))
         return
     facts = measure(arguments)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    name = [
-        facts["date"],
-        facts["what"],
-        facts["size"]["name"],
-        torch.device(arguments.device).type,
-        facts["precision"],
-    ]
-    path = arguments.out / f"{'-'.join(name)}.json"
-    write_json(path, facts)
+    path = _write(facts, arguments)
     report.show(facts)
     print(path)
 

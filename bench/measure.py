@@ -32,6 +32,7 @@ class Setting:
     warmups: int = 1  # passes; the first one also compiles
     only: tuple[str, ...] = ()  # contestants whose name holds one of these; (): all
     slow: bool = False  # also those that take minutes to compile
+    keep: Callable[[list[Row]], None] = lambda rows: None  # told the rows so far: what is measured is not lost
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def compete(contestants: Contestants, setting: Setting, peak: float | None = Non
     rows: list[Row] = []
     for together in [[name] for name in chosen] if setting.device.type == "cuda" else [list(chosen)]:
         rows += _take_turns({name: _Run(chosen[name]) for name in together}, setting, peak)
-    _compare(rows)
+        _compare(rows)
+        setting.keep(rows)
     return rows
 
 

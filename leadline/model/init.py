@@ -9,7 +9,9 @@ A role's std is Xavier's for its own matrix, also where several roles share one 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -60,13 +62,22 @@ def foot(config: ModelConfig) -> Site:
 
 @torch.no_grad()
 def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Drawn on the CPU whatever the model's device, so that a seed gives the same model everywhere."""
-    generator = torch.Generator().manual_seed(seed)
+    """Drawn on the CPU whatever the model's device, so that a seed gives the same model everywhere.
+
+    Each matrix has its own generator, so that a thousand layers are drawn by all cores.
+    """
     for module in model.modules():
         if isinstance(module, Linear):
             module.bias.zero_()
-    for weight in weights(model, config):
-        weight.tensor.copy_(torch.randn(weight.tensor.shape, generator=generator) * weight.std)
+
+    def draw(number: int, weight: Weight) -> None:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        with torch.no_grad():  # each thread has its own mode
+            weight.tensor.copy_(torch.randn(weight.tensor.shape, generator=generator).mul_(weight.std))
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for done in [threads.submit(draw, *job) for job in enumerate(weights(model, config))]:
+            done.result()
 
 
 def table(config: ModelConfig) -> list[dict[str, float | str]]:

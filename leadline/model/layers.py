@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from leadline.config import ModelConfig
 from leadline.kernels.attention import ATTENTION, AttentionFunction
+from leadline.kernels.dropout import Dropout
 from leadline.kernels.pack import Pack
 from leadline.placement import Role
 
@@ -114,7 +115,7 @@ class Attention(nn.Module):
         self.kernel: AttentionFunction = ATTENTION["padded"]
         self.attention_dropout = config.attention_dropout
         self.out = Linear(config.dim, config.dim, "out")
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[T, parts·D] -> parts tensors [T, H, d]"""
@@ -164,8 +165,8 @@ class FeedForward(nn.Module):
         self.expand = Linear(config.dim, config.ffn_dim, "ffn_in")
         self.contract = Linear(config.ffn_dim, config.dim, "ffn_out")
         self.activation: Callable[[Tensor], Tensor] = F.relu if config.activation == "relu" else F.gelu
-        self.activation_dropout = nn.Dropout(config.activation_dropout)
-        self.dropout = nn.Dropout(config.dropout)
+        self.activation_dropout = Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.dropout(self.contract(self.activation_dropout(self.activation(self.expand(x_TD)))))
@@ -183,7 +184,7 @@ class Embed(nn.Module):
         else:
             self.positions = Sinusoids(config.max_length, config.dim)
         self.norm = nn.LayerNorm(config.dim) if config.embed_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
         return self.dropout(self.norm(self.scale * self.tokens(tokens_T) + self.positions(positions_T)))

@@ -1,6 +1,6 @@
 """Dropout whose mask is a function of (seed, site, row, column): nothing is stored, and the way back draws it again.
 
-    keep[r, c]  <=>  draw(key(r) + c·C) / 2 >= p·2³¹,   key(r) = mix(seed + mix(salt(site) + r))
+    keep[r, c]  <=>  draw(key(r) + c·C) >= p·2³²,   key(r) = mix(seed + mix(salt(site) + r))
 
 All on 32 bits. `mix` is the finaliser of MurmurHash3; `draw` is one shift and one product of it, which is enough for
 a key that is mixed already, and attention draws once for every pair of tokens. A site is a place in the model where
@@ -34,7 +34,7 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        return round(self.p * 2**31)
+        return round(self.p * 2**31)  # half of what is compared with, so that it is an int32 in every language
 
     @property
     def scale(self) -> float:
@@ -43,7 +43,7 @@ class Dropout:
     def keeps(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The reference: rows [R] and columns [C] -> bool [R, C]."""
         keys = _mix(self.seed.long() + _mix(self.salt + rows.long()))
-        return (_draw(keys[:, None] + columns.long()[None, :] * 0x85EBCA77) >> 1) >= self.threshold
+        return _draw(keys[:, None] + columns.long()[None, :] * 0x85EBCA77) >= 2 * self.threshold
 
     def reference(self, x: Tensor) -> Tensor:
         rows, columns = (torch.arange(n, device=x.device) for n in x.shape)
@@ -80,7 +80,7 @@ def keeps(keys, columns, threshold):  # type: ignore[no-untyped-def]
     """keys and columns broadcast against each other."""
     x = keys + columns.to(tl.uint32) * tl.full((), 0x85EBCA77, tl.uint32)
     drawn = (x ^ (x >> 15)) * tl.full((), 0x2C1B3C6D, tl.uint32)
-    return (drawn >> 1).to(tl.int32) >= threshold
+    return drawn >= (threshold.to(tl.uint32) << 1)
 
 
 @triton.jit(do_not_specialize=["salt", "threshold"])
