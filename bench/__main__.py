@@ -1,4 +1,4 @@
-"""python -m bench train|bert|deep|decode|memory|prepare: a table, and a dated JSON in bench/results.
+"""python -m bench train|bert|deep|decode|ctranslate2|memory|prepare: a table, and a dated JSON in bench/results.
 
 python -m bench table FILES prints Markdown from such JSONs. docs/performance.md says what is compared and how.
 """
@@ -28,6 +28,7 @@ COMMANDS = {
     "bert": "bert-tiny",
     "deep": "deep-tiny",
     "decode": "small",
+    "ctranslate2": "iwslt14",
     "memory": "memory-tiny",
     "prepare": "numerals",
 }

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leadline.kernels.cross_entropy import cross_entropy
+from leadline.kernels.cross_entropy import cross_entropy, reference
 
 V, IGNORE = 7, 0
 
@@ -29,6 +29,16 @@ def test_equals_torch_in_value_and_gradient(smoothing: float, ignore: int) -> No
     expected = F.cross_entropy(logits, labels, ignore_index=ignore, label_smoothing=smoothing, reduction="sum")
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, logits), torch.autograd.grad(expected, logits))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_equals_its_reference(smoothing: float, kind: torch.dtype) -> None:
+    logits, labels = draw(kind)
+    found, expected = (way(logits, labels, smoothing, IGNORE) for way in (cross_entropy, reference))
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(sums[0] / 3, logits) for sums in (found, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

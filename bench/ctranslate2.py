@@ -4,27 +4,29 @@ CTranslate2 takes one length for all sentences of a call, so sentences come in g
 how many there are of each follow TED talks. Needs `pip install ctranslate2`. On a machine that is not idle set
 OMP_WAIT_POLICY=passive, or torch's threads wait for each other by spinning and the result is noise.
 
-    python -m bench.decode_cpu_ctranslate2 [--sentences 200] [--threads 2]
+    python -m bench ctranslate2 [--sentences 100]
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from bench.measure import Row, Setting, Work, compete
 from bench.workload import BOS, EOS, SIZES, Size
 from leadline.config import DecodeConfig
 from leadline.kernels.pack import pack_one
 from leadline.model import Transformer
 from leadline.model.decode import beam_search
+
+__all__ = ["SIZES", "run"]
 
 BEAM = 5
 # Output length and share of the sentences: nine parts of TED's test set, each at its middle.
@@ -145,48 +147,16 @@ def _layer(spec: Any, block: Any) -> None:
     _linear(spec.ffn.linear_1, block.ffn.contract)
 
 
-def run(size: Size, count: int, threads: int, repeats: int, batch_tokens: int | None = None) -> list[dict[str, Any]]:
-    """The contestants take turns. Each has the batch its authors chose: theirs is 2048 tokens in their examples."""
-    torch.set_num_threads(threads)
-    model, groups = random_model(size), sentences(size, count)
-    theirs = converted(model, threads)
-    ours = batch_tokens or DecodeConfig().batch_tokens
+def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:
+    """Each has the batch its authors chose: theirs is 2048 tokens in their examples."""
+    model, groups = random_model(size), sentences(size, arguments.sentences or 100)
+    theirs, ours = converted(model, torch.get_num_threads()), DecodeConfig().batch_tokens
     # With several beams they may differ: at the last position we count the </s> that must come, they do not.
     if by_leadline(model, groups[:2], ours, beam=1) != by_ctranslate2(theirs, groups[:2], 2048, beam=1):
         raise RuntimeError("the two run different models: they differ without a beam")
-    runs: dict[str, Callable[[], list[list[int]]]] = {
+    ways: dict[str, Callable[[], Any]] = {
         "leadline": lambda: by_leadline(model, groups, ours),
         "CTranslate2": lambda: by_ctranslate2(theirs, groups, 2048),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, contestant in runs.items():
-            started = time.perf_counter()
-            contestant()
-            seconds[name].append(time.perf_counter() - started)
-    speeds = {name: sum(map(len, groups)) / statistics.median(times) for name, times in seconds.items()}
-    return [
-        {
-            "contestant": name,
-            "sentences_per_second": speeds[name],
-            "leadline_is_faster_by": speeds["leadline"] / speeds[name],
-        }
-        for name in runs
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=list(SIZES), default="iwslt14")
-    parser.add_argument("--sentences", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--batch-tokens", type=int)
-    arguments = parser.parse_args()
-    size = SIZES[arguments.size]
-    for row in run(size, arguments.sentences, arguments.threads, arguments.repeats, arguments.batch_tokens):
-        print(row)
-
-
-if __name__ == "__main__":
-    main()
+    count = sum(map(len, groups))
+    return compete({name: partial(Work, way, count, "sentences") for name, way in ways.items()}, setting)
