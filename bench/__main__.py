@@ -1,4 +1,4 @@
-"""python -m bench train|bert|deep|decode|ctranslate2|memory|prepare: a table, and a dated JSON in bench/results.
+"""python -m bench COMMAND (see COMMANDS): a table, and a dated JSON in bench/results.
 
 python -m bench table FILES prints Markdown from such JSONs. docs/performance.md says what is compared and how.
 """
@@ -30,6 +30,8 @@ COMMANDS = {
     "decode": "small",
     "ctranslate2": "iwslt14",
     "memory": "memory-tiny",
+    "agree": "tiny",
+    "profile": "iwslt14-gpu",
     "prepare": "numerals",
 }
 LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "x-transformers", "torchscale", "triton")

@@ -12,6 +12,12 @@ from bench.measure import Row
 # Key of a row -> its heading and how it is written. A table has those columns that any of its rows has.
 COLUMNS = {
     "contestant": ("contestant", ""),
+    "schedule": ("schedule", ""),
+    "first": ("first", ".1e"),
+    "largest": ("largest", ".1e"),
+    "last": ("last", ".1e"),
+    "microseconds": ("µs a step", ",.0f"),
+    "launches": ("launches", ".0f"),
     "layers": ("layers", ""),
     "recompute": ("recompute", ""),
     "parameters": ("weights", ",.0f"),
