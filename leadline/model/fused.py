@@ -100,7 +100,7 @@ class Fused:
         return self._top(layers, stream)
 
     def _top(self, layers: Layers, stream: Stream) -> Tensor:
-        if isinstance(layers.final, nn.LayerNorm):
+        if type(layers.final) is nn.LayerNorm and layers.final.bias is not None:
             return stream.normed(layers.final)[1]
         return (
             stream.half if isinstance(layers.final, nn.Identity) else layers.final(stream.sum()).to(self.runtime.dtype)
@@ -174,7 +174,7 @@ class Fused:
         how = self._drop(foot, foot.dropout.p, site)
         plain = isinstance(foot.norm, nn.Identity)
         first = how if plain else self.runtime.dropout(0.0, 0)
-        x = embed(foot.tokens.weight, places, tokens, positions, foot.scale, first)  # type: ignore[arg-type]
+        x = embed(foot.tokens.weight, places, tokens, positions, foot.scale, first, self.runtime)  # type: ignore[arg-type]
         if plain:
             return x
         normed = add_norm(x, None, foot.norm, self.runtime, dropout=first, wide=True).wide  # type: ignore[arg-type]

@@ -122,8 +122,8 @@ def _slots_in_memory(like: Tensor, numbers: int) -> int:
     """How many slots of so many numbers fit; at least one is tried."""
     if not like.is_cuda:
         return len(like)
+    torch.cuda.empty_cache()  # what is still reserved then may belong to a captured step
     free, _ = torch.cuda.mem_get_info(like.device)
-    free += torch.cuda.memory_reserved(like.device) - torch.cuda.memory_allocated(like.device)
     return max(1, int(free * SHARE) // (numbers * like.element_size()))
 
 

@@ -62,14 +62,16 @@ class Translator:
         results: list[Hypothesis | None] = [None] * len(sources)
         order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
         in_slots = slots.usable(self._device())
-        batches = _by_tokens(order, sources, WAVE if in_slots else decode.batch_tokens, padded=not in_slots)
+        batches = _by_tokens(order, sources, self._wave() if in_slots else decode.batch_tokens, padded=not in_slots)
         training = self.model.training
         self.model.eval()
-        for batch in batches:
-            for i, hypothesis in zip(batch, self._best([sources[i] for i in batch], decode), strict=True):
-                results[i] = hypothesis
-            progress(len(batch))
-        self.model.train(training)
+        try:
+            for batch in batches:
+                for i, hypothesis in zip(batch, self._best([sources[i] for i in batch], decode), strict=True):
+                    results[i] = hypothesis
+                progress(len(batch))
+        finally:
+            self.model.train(training)
         return results  # type: ignore[return-value]
 
     def _best(self, sources: list[list[int]], decode: DecodeConfig) -> list[Hypothesis]:
@@ -85,6 +87,16 @@ class Translator:
                 self.model, source, torch.tensor(limits, device=device), BOS, EOS, decode.beam, length_penalty, best=1
             )
         return [hypotheses[0] for hypotheses in found]
+
+    def _wave(self) -> int:
+        """Source tokens whose keys and values for all layers take a quarter of the free memory, at most."""
+        if self._device().type != "cuda":
+            return WAVE
+        config = self.model.config
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._device())
+        numbers = 2 * config.dim * config.decoder_layers + 4 * config.dim + 2 * config.ffn_dim
+        return max(self.config.decode.batch_tokens, min(WAVE, free // 4 // (4 * numbers)))
 
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device

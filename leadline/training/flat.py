@@ -122,7 +122,7 @@ class FlatAdam(torch.optim.Optimizer):
         flat = self.flat
         nothing = flat.weights[:0]
         copy = None if flat.copy is None else flat.copy[:0]
-        norm = torch.zeros((), device=nothing.device)
+        norm = torch.zeros(2, device=nothing.device)[1]  # aligned as the real one is
         self._launch(nothing, nothing, nothing, nothing, copy, torch.zeros(3, device=nothing.device), norm)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -63,6 +63,7 @@ class GraphStep:
         self.accumulates = config.train.accumulate > 1
         self.flat, self.runtime = fuse(model, DTYPES[config.train.precision], self.accumulates)
         model.fused.recompute = config.train.recompute
+        model.use_recompute(config.train.recompute)  # for updates that are watched
         own = config.optim.name in ("adam", "adamw")
         self.optimizer = FlatAdam(self.flat, config.optim) if own else optim.optimizer(config.optim, model)
         self.numbers = torch.zeros(32, dtype=torch.uint8, device=self.device)
@@ -77,6 +78,9 @@ class GraphStep:
 
     def prepare(self, batch: Any) -> Prepared:
         return Prepared(batch, inputs.to_bytes(batch.fixed(), pinned=self.device.type == "cuda"))
+
+    def restored(self) -> None:
+        self.flat.refresh()
 
     def __call__(self, batches: Sequence[Prepared], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result:
         count = sum(batch.count for batch in batches)
@@ -134,7 +138,6 @@ class GraphStep:
         self.data = torch.empty_like(batch.data, device=self.device)
         self.data.copy_(batch.data)
         self.batch = inputs.views(batch.batch.fixed(), self.data)
-        self.flat.refresh()  # a checkpoint may have been read
         self._send([0.0, 1.0, 1.0], batch.count, 0)
         self.backward = self._graph(self._forward_backward, rehearsal=self._forward_backward)
         if isinstance(self.optimizer, FlatAdam):
@@ -173,15 +176,17 @@ class GraphStep:
         for watcher in watchers:
             watcher.begin(self.model)
         torch.manual_seed(self.config.train.seed * 1_000_003 + update)
-        fused, self.model.fused = self.model.fused, None
         self.flat.gradients.zero_()
         total = torch.zeros((), device=self.device)
-        for batch in batches:
-            with autocast(self.device, self.config.train.precision):
-                loss = self.task.loss(self.model, batch.batch.to(self.device), count)
-            loss.backward()
-            total += loss.detach()
-        self.model.fused = fused
+        fused, self.model.fused = self.model.fused, None
+        try:
+            for batch in batches:
+                with autocast(self.device, self.config.train.precision):
+                    loss = self.task.loss(self.model, batch.batch.to(self.device), count)
+                loss.backward()
+                total += loss.detach()
+        finally:
+            self.model.fused = fused
         for watcher in watchers:
             watcher.gradients()
         self._send(control, count, 0)

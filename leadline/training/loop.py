@@ -64,6 +64,10 @@ def find_device(name: str) -> torch.device:
         raise UserError(f"train.device={name!r} is not a device: use auto, cpu, cuda or cuda:1") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"train.device={name!r}: this machine has no CUDA device: use auto or cpu")
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= torch.cuda.device_count():
+            raise UserError(f"train.device={name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+        torch.cuda.set_device(device)  # Triton and CUDA graphs work on the current one
     return device
 
 
@@ -110,6 +114,7 @@ def _restore(setup: Setup) -> State:
     state, weights, moments = found
     checkpoint.restore_model(setup.model, weights, str(setup.folder))
     checkpoint.restore_optimizer(setup.model, setup.step.optimizer, moments)
+    setup.step.restored()
     return state
 
 

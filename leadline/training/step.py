@@ -39,6 +39,9 @@ class Step(Protocol):
     def prepare(self, batch: Any) -> Any:
         """What can be done for a batch before its turn, in another thread."""
 
+    def restored(self) -> None:
+        """The weights have just been read from a checkpoint."""
+
     def __call__(self, batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result: ...
 
 
@@ -76,6 +79,9 @@ class EagerStep:
 
     def prepare(self, batch: Any) -> Any:
         return batch
+
+    def restored(self) -> None:
+        pass
 
     def __call__(self, batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result:
         for watcher in watchers:

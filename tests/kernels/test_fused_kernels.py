@@ -257,7 +257,7 @@ def test_embedding(p: float, learned: bool) -> None:
     leaves = [table, places] if learned else [table]
 
     def fused() -> Tensor:
-        return embedding.embed(table, places, tokens, positions, 3.0, how)
+        return embedding.embed(table, places, tokens, positions, 3.0, how, RUNTIME)
 
     def expected() -> Tensor:
         return embedding.reference(table, places, tokens, positions, 3.0, how)

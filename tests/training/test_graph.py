@@ -122,6 +122,7 @@ def test_a_checkpoint_goes_on_in_the_other_way(config: Config, way: str, tmp_pat
     new_step, new_batches, new_model = ways[other]
     checkpoint.restore_model(new_model, found[1], "here")
     checkpoint.restore_optimizer(new_model, new_step.optimizer, found[2])
+    new_step.restored()
     one, another = step([batches[3]], 3, 0.01), new_step([new_batches[3]], 3, 0.01)
     assert float(one.loss) == pytest.approx(float(another.loss), abs=1e-5)
     assert float(one.grad_norm) == pytest.approx(float(another.grad_norm), rel=1e-4)
@@ -155,3 +156,14 @@ def test_without_a_gpu_the_error_says_what_to_do(
     with pytest.raises(UserError, match=r"needs a CUDA device.*train.step=eager"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_a_checkpoint_that_is_read_reaches_what_matrix_products_read(config: Config) -> None:
+    step, _, model = steps(config.set(train={"precision": "bf16"}))
+    assert isinstance(step, graph.GraphStep)
+    with torch.no_grad():
+        model.decoder.blocks[0].cross.kv.weight.fill_(0.5)
+    step.restored()
+    assert step.flat.memory is None or (step.flat.memory.compute[0] == 0.5).all()
+    assert (model.decoder.blocks[0].cross.kv.compute[0] == 0.5).all()
+    assert model.decoder.blocks[0].cross.kv.compute[0].dtype == torch.bfloat16

@@ -35,11 +35,18 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def _forward_tiles(width: int) -> Tiles:
+def _forward_tiles(width: int, bytes_each: int) -> Tiles:
+    """Smaller for wide heads and float32, whose tiles would not fit in a multiprocessor's shared memory."""
+    row = triton.next_power_of_2(width) * bytes_each
+    if row > 256:
+        return Tiles(32, 32, 4, 1) if row > 512 else Tiles(64, 32, 4, 2)
     return Tiles(64, 64, 4, 2) if width > 64 else Tiles(64, 64, 4, 3)
 
 
-def _backward_tiles(width: int) -> Tiles:
+def _backward_tiles(width: int, bytes_each: int) -> Tiles:
+    row = triton.next_power_of_2(width) * bytes_each
+    if row > 256:
+        return Tiles(16, 16, 4, 1) if row > 512 else Tiles(32, 32, 4, 1)
     return Tiles(64, 32, 4, 1) if width > 64 else Tiles(64, 32, 4, 2)
 
 
@@ -227,7 +234,7 @@ class _Attention(torch.autograd.Function):
         rows, keys, width = len(q), len(k), D // H
         out = torch.empty(rows, D, dtype=q.dtype, device=q.device)
         lse = torch.empty(H, rows, dtype=torch.float32, device=q.device)
-        tiles = _forward_tiles(width)
+        tiles = _forward_tiles(width, q.element_size())
         _attend[(triton.cdiv(rows, tiles.stay), H)](
             q, k, v, out, lse, q_pack.owner, q_pack.starts, k_pack.starts,
             dropout.seed, dropout.salt, dropout.threshold, dropout.scale, LOG2E / math.sqrt(width),
@@ -251,7 +258,7 @@ class _Attention(torch.autograd.Function):
         d_second = ctx.shared.gradient_place() if ctx.shared else None if second is None else torch.empty_like(second)
         dq, dk, dv = _views(d_first, d_second, D, ctx.begin)
         rows, keys, width = len(q), len(k), D // H
-        tiles = _backward_tiles(width)
+        tiles = _backward_tiles(width, q.element_size())
         query_tiles, key_tiles = triton.cdiv(rows, tiles.stay), triton.cdiv(keys, tiles.stay)
         sums = [
             torch.empty(tiles_of, 1, columns, dtype=torch.float32, device=q.device)

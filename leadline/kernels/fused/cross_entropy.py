@@ -78,7 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             )  # fmt: skip
             if d_hidden is not None:
                 torch.mm(logits, compute, out=d_hidden[first : first + piece])
-                _projection_gradient(weight, logits, some, runtime, again=first > 0)
+                _projection_gradient(weight, logits, some, runtime, again=first > 0, alone=piece == tokens)
         ctx.save_for_backward(d_hidden)
         loss, plain_loss = smoothed.sum(), plain.sum()
         ctx.mark_non_differentiable(plain_loss)
@@ -89,14 +89,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return ctx.saved_tensors[0], *[None] * 8
 
 
-def _projection_gradient(weight: nn.Parameter, logits: Tensor, hidden: Tensor, runtime: Runtime, again: bool) -> None:
+def _projection_gradient(
+    weight: nn.Parameter, logits: Tensor, hidden: Tensor, runtime: Runtime, again: bool, alone: bool
+) -> None:
     def work() -> None:
         before = runtime.accumulate
         runtime.accumulate = before or again
         runtime.matrix_gradient(weight, logits, hidden)
         runtime.accumulate = before
 
-    runtime.aside(work, logits, hidden)
+    if alone:
+        runtime.aside(work, logits, hidden)
+    else:
+        work()  # kept for the second stream, all pieces would live at once
 
 
 def linear_cross_entropy(

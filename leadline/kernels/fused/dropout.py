@@ -1,6 +1,6 @@
 """Dropout whose mask is a function of (seed, site, row, column): nothing is stored, and the way back draws it again.
 
-    keep[r, c]  <=>  draw(key(r) + c·C) >= p·2³²,   key(r) = mix(seed + mix(salt(site) + r))
+    keep[r, c]  <=>  draw(key(r) + c·C) >= p·2³²,   key(r) = mix(seed + mix(salt(site) + mix(r)))
 
 All on 32 bits. `mix` is the finaliser of MurmurHash3; `draw` is one shift and one product of it, which is enough for
 a key that is mixed already, and attention draws once for every pair of tokens. A site is a place in the model where
@@ -42,7 +42,7 @@ class Dropout:
 
     def keeps(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The reference: rows [R] and columns [C] -> bool [R, C]."""
-        keys = _mix(self.seed.long() + _mix(self.salt + rows.long()))
+        keys = _mix(self.seed.long() + _mix(self.salt + _mix(rows.long())))
         return _draw(keys[:, None] + columns.long()[None, :] * 0x85EBCA77) >= 2 * self.threshold
 
     def reference(self, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def mix(x):  # type: ignore[no-untyped-def]
 @triton.jit
 def row_keys(seed, salt, rows):  # type: ignore[no-untyped-def]
     start = tl.load(seed).to(tl.uint32)
-    return mix(mix(rows.to(tl.uint32) + salt.to(tl.uint32)) + start)
+    return mix(mix(mix(rows.to(tl.uint32)) + salt.to(tl.uint32)) + start)
 
 
 @triton.jit

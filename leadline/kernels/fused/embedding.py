@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from leadline.kernels.fused.dropout import Dropout, keeps, row_keys
+from leadline.kernels.fused.runtime import Runtime
 
 
 @triton.jit(do_not_specialize=["salt", "threshold"])
@@ -52,15 +53,16 @@ def _embed_backward(  # type: ignore[no-untyped-def]
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx: Any, table: nn.Parameter, places: Tensor, tokens: Tensor, positions: Tensor, scale: float, dropout: Dropout
-    ) -> Tensor:
+        ctx: Any, table: nn.Parameter, places: Tensor, tokens: Tensor, positions: Tensor, scale: float,
+        dropout: Dropout, runtime: Runtime,
+    ) -> Tensor:  # fmt: skip
         rows, D = len(tokens), table.shape[1]
         out = torch.empty(rows, D, dtype=torch.float32, device=table.device)
         _embed[(rows,)](
             tokens, positions, table, places, out, dropout.seed, dropout.salt, dropout.threshold, dropout.scale, scale,
             D, DROPS=dropout.p > 0, BLOCK=triton.next_power_of_2(D), num_warps=4,
         )  # fmt: skip
-        ctx.table, ctx.places, ctx.scale, ctx.dropout = table, places, scale, dropout
+        ctx.table, ctx.places, ctx.scale, ctx.dropout, ctx.runtime = table, places, scale, dropout, runtime
         ctx.save_for_backward(tokens, positions)
         return out
 
@@ -69,20 +71,32 @@ class _Embed(torch.autograd.Function):
         tokens, positions = ctx.saved_tensors
         dropout, (rows, D) = ctx.dropout, dx.shape
         learned = ctx.places.requires_grad
-        _embed_backward[(rows,)](
-            dx.contiguous(), tokens, positions, ctx.table.grad, ctx.places.grad if learned else None,
-            dropout.seed, dropout.salt, dropout.threshold, dropout.scale, ctx.scale, D,
-            DROPS=dropout.p > 0, PLACES=learned, BLOCK=triton.next_power_of_2(D), num_warps=4,
-        )  # fmt: skip
-        return None, None, None, None, None, None
+        dx = dx.contiguous()
+
+        def add_up() -> None:
+            _embed_backward[(rows,)](
+                dx, tokens, positions, ctx.table.grad, ctx.places.grad if learned else None,
+                dropout.seed, dropout.salt, dropout.threshold, dropout.scale, ctx.scale, D,
+                DROPS=dropout.p > 0, PLACES=learned, BLOCK=triton.next_power_of_2(D), num_warps=4,
+            )  # fmt: skip
+
+        # After the projection onto the vocabulary, which writes over the same gradient where they share a table.
+        ctx.runtime.aside(add_up, dx, tokens, positions)
+        return (None,) * 7
 
 
 def embed(
-    table: nn.Parameter, places: Tensor, tokens: Tensor, positions: Tensor, scale: float, dropout: Dropout
+    table: nn.Parameter,
+    places: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+    scale: float,
+    dropout: Dropout,
+    runtime: Runtime,
 ) -> Tensor:
     """[T] tokens and positions -> [T, D] in float32. Several tokens add to one row of the table's gradient at once,
     in no fixed order: its last bits may differ from run to run."""
-    return _Embed.apply(table, places, tokens, positions, scale, dropout)
+    return _Embed.apply(table, places, tokens, positions, scale, dropout, runtime)
 
 
 def reference(
