@@ -126,7 +126,9 @@ class FlatAdam(torch.optim.Optimizer):
         self._launch(nothing, nothing, nothing, nothing, copy, torch.zeros(3, device=nothing.device), norm)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        raise NotImplementedError("leadline.training.graph calls update()")
+        device = self.flat.weights.device
+        control = torch.tensor(self.control(self.param_groups[0]["lr"]), device=device)
+        self.update(control, torch.zeros((), device=device))
 
 
 def fuse(model: Transformer, dtype: torch.dtype, accumulate: bool) -> tuple[Flat, Runtime]:

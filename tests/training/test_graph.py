@@ -167,3 +167,17 @@ def test_a_checkpoint_that_is_read_reaches_what_matrix_products_read(config: Con
     assert step.flat.memory is None or (step.flat.memory.compute[0] == 0.5).all()
     assert (model.decoder.blocks[0].cross.kv.compute[0] == 0.5).all()
     assert model.decoder.blocks[0].cross.kv.compute[0].dtype == torch.bfloat16
+
+
+def test_flat_adam_is_an_optimizer_like_any_other(config: Config) -> None:
+    step, _, model = steps(config)
+    weight = model.decoder.blocks[0].ffn.expand.weight
+    peer = torch.nn.Parameter(weight.detach().clone())
+    other = torch.optim.Adam([peer], lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+    for _ in range(2):
+        peer.grad = torch.randn_like(peer)
+        weight.grad.copy_(peer.grad)
+        step.optimizer.param_groups[0]["lr"] = 0.01
+        step.optimizer.step()
+        other.step()
+    assert torch.allclose(weight, peer, atol=1e-6)
