@@ -58,11 +58,6 @@ class Pack:
         """Without what depends on the lengths inside: the shapes of the rest never change."""
         return replace(self, slots=self.slots[:0], groups=())
 
-    @property
-    def last(self) -> Tensor:
-        """Index of the last token of each real sequence."""
-        return self.starts[1 : 1 + sum(g.sequences for g in self.groups)].long() - 1
-
 
 def group_sizes(lengths: Sequence[Sequence[int]] | Sequence[np.ndarray]) -> list[int]:
     """How many sequences go in each group, for sequences sorted by their longest side.

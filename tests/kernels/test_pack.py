@@ -62,7 +62,6 @@ def test_starts_cover_everything_and_positions_restart_at_each(lengths: list[int
     assert all(0 <= n <= LONGEST == made.max_length for n in found)
     assert made.positions.tolist() == [position for n in found for position in range(n)]
     assert made.owner.tolist() == [number for number, n in enumerate(found) for _ in range(n)]
-    assert made.last.tolist() == [end - 1 for end in starts[1 : 1 + len(lengths)]]
 
 
 def test_shapes_and_kinds_are_the_same_whatever_is_inside() -> None:

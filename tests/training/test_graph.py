@@ -181,3 +181,22 @@ def test_flat_adam_is_an_optimizer_like_any_other(config: Config) -> None:
         step.optimizer.step()
         other.step()
     assert torch.allclose(weight, peer, atol=1e-6)
+
+
+@pytest.mark.parametrize("embeddings", ["tied", "separate"])
+def test_gradients_do_not_depend_on_when_the_second_stream_gets_to_work(config: Config, embeddings: str) -> None:
+    """It may be as late as the join: here all that is done aside waits until then, in its own order."""
+    config = config.set(model={"embeddings": embeddings})
+    plain_step, batches, plain_model = steps(config.set(train={"step": "eager"}))
+    step, prepared, model = steps(config)
+    assert isinstance(step, graph.GraphStep)
+    late: list[Callable[[], None]] = []
+    step.runtime.aside = lambda work, *inputs: late.append(work)  # type: ignore[method-assign]
+    batch, count = batches[0], batches[0].count
+    step.task.loss(model, prepared[0].batch, torch.tensor([float(count)])).backward()
+    with torch.no_grad():
+        for work in late:
+            work()
+    plain_step.task.loss(plain_model, batch, count).backward()  # type: ignore[attr-defined]
+    for (name, p), other in zip(model.named_parameters(), plain_model.parameters(), strict=True):
+        assert (p.grad - other.grad).norm() <= 1e-4 * other.grad.norm() + 1e-6, name
