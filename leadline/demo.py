@@ -141,7 +141,9 @@ def _train_one(name: str, config: Config, folder: Path, tested: int, events: Any
     scores, translations = {"bleu": 0.0, "exact_match": 0.0}, [""] * len(SENTENCES)
     if evaluations:
         trained = load(folder, "last", device="cpu")
-        scores = trained.task().score(trained.model, "test", tested)
+        task = trained.task()
+        assert isinstance(task, Translation)
+        scores = task.score(trained.model, "test", tested)
         translations = trained.translate(SENTENCES)
     return Result(
         placement=config.model.placement,

@@ -75,13 +75,10 @@ def of_config(config: Config, model: Transformer | None = None, progress: Progre
     device = next(model.parameters()).device
     batches = [task.collate(rows).to(device) for rows in plan[:BATCHES]]
 
-    def call(model: Any, batch: Any) -> torch.Tensor:
-        return model(batch.source, batch.target)
-
     def loss(output: torch.Tensor, batch: Any) -> torch.Tensor:
-        return tasks.translation.loss_of_hidden(model, output, batch, config.train.label_smoothing) / batch.count
+        return task.loss_of_hidden(model, output, batch, batch.count)
 
-    return Subject(model, batches, loss, optim.optimizer(config.optim, model), fresh, call)
+    return Subject(model, batches, loss, optim.optimizer(config.optim, model), fresh, task.hidden)
 
 
 def _of_run(

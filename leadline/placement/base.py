@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_out", "embed"]
+# "head" is what reads the finished stream: no residual connection, so no placement is asked for its gain.
+Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_out", "embed", "head"]
 ROLES: tuple[Role, ...] = ("q", "k", "v", "out", "ffn_in", "ffn_out", "embed")
 
 Stack = Literal["encoder", "decoder"]

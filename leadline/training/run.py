@@ -42,7 +42,7 @@ def require_new(folder: Path) -> None:
 def absolute(config: Config) -> Config:
     """A folder named relative to here must be found from anywhere."""
     kind, _, rest = config.data.source.partition(":")
-    if kind in ("text", "prepared"):
+    if kind in ("text", "documents", "prepared"):
         return config.set(data={"source": f"{kind}:{Path(rest).expanduser().absolute()}"})
     return config
 
