@@ -19,6 +19,7 @@ from leadline.data.store import Progress, prepare
 from leadline.errors import Diverged, UserError
 from leadline.files import write_json
 from leadline.report.figures import write_curves
+from leadline.tasks import Translation
 from leadline.training import run as runs
 
 SENTENCES = [

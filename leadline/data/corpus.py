@@ -124,7 +124,8 @@ def build(folder: Path, config: DataConfig, source: Documents, progress: Any) ->
     for counts in done:
         progress("encoding documents", counts["train"]["documents"] + counts["valid"]["documents"])
     facts = _totals(folder)
-    for path in [folder / "work.json", *folder.glob("block-*.json")]:
+    # What a process that was killed left half written goes too.
+    for path in [folder / "work.json", *folder.glob("block-*.json"), *folder.glob(".*")]:
         path.unlink()
     return {
         "holds": "documents",

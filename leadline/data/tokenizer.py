@@ -29,7 +29,7 @@ ALPHABET = 1000  # characters of documents that are tokens
 def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> BPE:
     """Joint over already cleaned lines of all languages.
 
-    Documents have BERT's special tokens, their rarest characters are unknown, and spaces around punctuation do not count,
+    Documents have BERT's special tokens, their rarest characters are unknown, and spaces at punctuation do not count,
     so that every word and every punctuation mark begins with a token of its own.
     """
     special = BERT_SPECIAL if documents else SPECIAL

@@ -55,19 +55,13 @@ def bert_base_post_ln() -> Config:
 
 
 def bert_small_pre_ln() -> Config:
-    """Two minutes on two cores."""
+    """Less than two minutes on two cores."""
+    small = {"encoder_layers": 3, "dim": 128, "ffn_dim": 512, "heads": 4, "max_length": 128}
     return bert_base_pre_ln().set(
-        model={
-            "encoder_layers": 4,
-            "dim": 128,
-            "ffn_dim": 512,
-            "heads": 4,
-            "max_length": 128,
-            "attention_dropout": 0.0,
-        },
+        model=small | {"dropout": 0.0, "attention_dropout": 0.0},
         data={"source": "builtin:python-docs", "text": "raw", "vocab_size": 4000, "valid_every": 20},
-        optim={"lr": 2e-3},
-        train={"updates": 600, "batch_tokens": 2048, "accumulate": 1, "precision": "fp32", "eval_every": 100},
+        optim={"lr": 3e-3},
+        train={"updates": 500, "batch_tokens": 1024, "accumulate": 1, "precision": "fp32", "eval_every": 100},
     )
 
 
