@@ -182,7 +182,7 @@ def _by_processes(folder: Path, jobs: Iterator[dict[str, Any]], count: int) -> I
         assert process.stdout is not None
         try:
             with contextlib.suppress(BrokenPipeError):  # then there is no answer either
-                process.stdin.write(json.dumps(job) + "\n")
+                process.stdin.write(json.dumps(job, ensure_ascii=False) + "\n")
                 process.stdin.flush()
             answer = process.stdout.readline()
         finally:
@@ -204,7 +204,7 @@ def _by_processes(folder: Path, jobs: Iterator[dict[str, Any]], count: int) -> I
         with ThreadPoolExecutor(count) as threads:
             for job in jobs:
                 pending.append(threads.submit(ask, idle.get(), job))
-                while pending[0].done():
+                while pending and pending[0].done():
                     yield pending.pop(0).result()
             yield from (future.result() for future in pending)
     finally:

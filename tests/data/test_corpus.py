@@ -172,6 +172,7 @@ def test_sequences_are_whole_sentences_of_one_document_and_lose_nothing(shards, 
             assert end <= edges[document]  # of one document
             if end not in ends:  # only a sentence that does not fit is cut, and only where the room ends
                 assert end - begin == room
+                assert not len(found.breaks(at))
             elif end < edges[document]:  # the next sentence did not fit
                 assert shard.ends[np.searchsorted(shard.ends, end, side="right")] - begin > room
             assert set(found.breaks(at).tolist()) == {e for e in ends if begin < e < end}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,17 +206,26 @@ class TestNextSentence:
         drawn = {task._laid_out(task.train, 0, 1, epoch)[0].tobytes() for epoch in range(6)}
         assert len(drawn) > 3
 
-    def test_a_partner_is_no_longer_and_usually_as_long(self, masked: Config, store: Store) -> None:
-        """Or else the length would tell."""
-        task = task_of(masked, store, **PAIRS)
-        lengths: dict[int, list[float]] = {0: [], 1: []}
+    def test_what_does_not_follow_is_of_another_document_and_as_long(self, masked: Config, tmp_path: Path) -> None:
+        """Or else the length would tell. Four long documents, each in letters of its own."""
+        words = [[a * n for n in range(1, 5)] for a in "abcd"]
+        rng = random.Random(0)
+        texts = [" ".join(f"X {' '.join(rng.choices(own, k=4))}." for _ in range(60)) for own in words]
+        (tmp_path / "text").write_text("\n\n".join(texts))
+        config = masked.set(data={"source": f"documents:{tmp_path}/text", "vocab_size": 26}, model=PAIRS)
+        task = MaskedLM(config, Store(prepare(config.data)))
+        letters = np.array([next((c for c in task.store.tokenizer.piece(t) if c in "abcd"), "") for t in range(26)])
+        shares: dict[int, list[float]] = {0: [], 1: []}
         for row in range(len(task.train)):
-            for epoch in range(10):
-                tokens, _, label = task._laid_out(task.train, row, 1, epoch)
-                assert len(tokens) <= task.lengths[row, 0]
-                lengths[label].append(len(tokens) / task.lengths[row, 0])
-        assert np.mean(lengths[0]) == 1
-        assert np.mean(lengths[1]) > 0.85
+            for epoch in range(30):
+                tokens, second, label = task._laid_out(task.train, row, 1, epoch)
+                first, other = (set(letters[part]) - {""} for part in (tokens[:second], tokens[second:]))
+                assert len(first) == len(other) == 1
+                assert (first == other) == (label == 0)
+                shares[label].append(len(tokens) / task.lengths[row, 0])
+        assert max(shares[1]) <= 1 == min(shares[0])
+        assert np.mean(shares[1]) > 0.93
+        assert np.mean([label for label in shares for _ in shares[label]]) == pytest.approx(0.5, abs=0.1)
 
     def test_both_losses_are_means_of_their_own(self, masked: Config, store: Store) -> None:
         task = task_of(masked, store, **PAIRS)

@@ -35,10 +35,14 @@ def tensors(run: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
 
 
-def test_it_learns_and_resumes_to_the_same_bits(masked: Config, tmp_path: Path) -> None:
+def test_it_learns_and_resumes_to_the_same_bits(masked: Config, tmp_path: Path, monkeypatch) -> None:
     """In the middle of an epoch after the first, with pairs, dropout and several batches an update."""
+    epochs: list[int] = []
+    collate = MaskedLM.collate
+    monkeypatch.setattr(MaskedLM, "collate", lambda *a: epochs.append(a[2]) or collate(*a))
     config = masked.set(model={"classes": 2, "dropout": 0.1}, train={"accumulate": 2}, optim={"lr": 0.01})
     whole = train(config, tmp_path / "whole")
+    assert {0, 1, 2} <= set(epochs)  # masks are drawn anew in each
     with pytest.raises(Crash):
         train(config, tmp_path / "stopped", [crash])
     resume(tmp_path / "stopped")
