@@ -68,7 +68,7 @@ class DataConfig:
     # as it is; normalise its punctuation with Moses; tokenise it with Moses too; it is tokenised
     text: Literal["raw", "moses_normalize", "moses", "tokenized"] = "raw"
     lowercase: bool = False
-    tokenizer: Literal["bpe", "wordpiece"] = "bpe"
+    tokenizer: Literal["bpe", "wordpiece"] = "bpe"  # WordPiece is learnt with some chance: a few tokens may differ
     vocab_size: int = 10000
     size: int = 50000  # training pairs to generate, for builtin sources
     holdout: int = 0  # pairs taken out of train for each of valid and test, where a text folder has none

@@ -41,6 +41,10 @@ class Trained:
     def task(self, progress: Progress | None = None) -> tasks.Task:
         """The task on the data the run was trained on, which is prepared again if it is not there."""
         store = Store(prepare(self.config.data, progress=progress or (lambda what, done: None)))
+        if store.tokenizer.bpe.to_str() != self.tokenizer.bpe.to_str():
+            raise UserError(
+                f"{store.folder} was prepared again with another vocabulary than the run's: train again on it"
+            )
         return tasks.find(self.config.task)(self.config, store)
 
     def evaluate(self, split: str = "test") -> dict[str, Any]:

@@ -13,8 +13,10 @@ from safetensors.torch import load_file
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.store import Store, prepare
+from leadline.errors import UserError
 from leadline.placement import PLACEMENTS
 from leadline.tasks import MaskedLM
+from leadline.trained import load
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
 from leadline.training.run import read_metrics
@@ -111,3 +113,21 @@ def test_the_command_line_trains_and_evaluates(masked: Config, leadline: Callabl
     assert "54 documents" in shown.out
     assert leadline("data", "show", "bert_small_post_ln", *changed, "-n", 1).out.count("▁") > 3
     assert leadline("train", "bert_base_pre_ln", "--set", f"data.source=documents:{tmp_path}/nowhere").code == 2
+
+
+def test_a_run_does_not_go_on_with_another_vocabulary(masked: Config, tmp_path: Path, monkeypatch) -> None:
+    """The same text prepared again may have one."""
+    run = train(masked.set(train={"updates": 1}), tmp_path / "run")
+    trained_run = load(run)
+    manifest = Store.__init__
+
+    def changed(self: Store, folder: Path) -> None:
+        manifest(self, folder)
+        self.manifest["sha256"]["tokenizer.json"] = "another"
+        self.tokenizer.bpe.add_tokens(["another"])
+
+    monkeypatch.setattr(Store, "__init__", changed)
+    with pytest.raises(UserError, match="has changed since the run began"):
+        resume(run)
+    with pytest.raises(UserError, match="another vocabulary than the run's"):
+        trained_run.evaluate("valid")
