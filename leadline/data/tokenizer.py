@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -68,10 +69,10 @@ def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> 
 
 def _alphabet(lines: Iterable[str]) -> list[str]:
     """The most frequent characters; among equals in a fixed order, unlike the library's own choice."""
-    counts: Counter[str] = Counter("▁")
+    counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)
-    del counts[" "]
+    counts["▁"] = counts.pop(" ", 0) + sys.maxsize  # what begins a word is in no line yet
     return sorted(counts, key=lambda character: (-counts[character], character))[:ALPHABET]
 
 
