@@ -144,19 +144,16 @@ class MaskedLM:
             tokens = np.concatenate([[self.cls], shard.tokens[begin:end], [self.sep]])
             return tokens, len(tokens), NOTHING
 
-        def draw(purpose: int, number: int = 0) -> float:
-            return float(uniform(seed, epoch, row, number, purpose)[0])
-
-        breaks = sequences.breaks(row)
-        middle = int(breaks[int(draw(masking.CUT) * len(breaks))]) if len(breaks) else 0
-        middle = middle or begin + 1 + int(draw(masking.CUT) * (end - begin - 1))  # a sentence by itself: anywhere
+        drawn = uniform(seed, epoch, row, np.arange(TRIES), np.arange(masking.START + 1)[:, None])
+        breaks, where = sequences.breaks(row), drawn[masking.CUT, 0]
+        middle = int(breaks[int(where * len(breaks))]) if len(breaks) else 0
+        middle = middle or begin + 1 + int(where * (end - begin - 1))  # a sentence by itself: anywhere
         following, label = shard.tokens[middle:end], 0
-        if draw(masking.FOLLOWS) < 0.5:
-            drawn = (int(draw(masking.PARTNER, number) * len(sequences)) for number in range(TRIES))
-            own = sequences.documents[row]
-            partner = next((other for other in drawn if sequences.documents[other] != own), None)
-            if partner is not None:
-                following, label = _like(sequences, partner, end - middle, draw(masking.START)), 1
+        if drawn[masking.FOLLOWS, 0] < 0.5:
+            others = (drawn[masking.PARTNER] * len(sequences)).astype(np.int64)
+            others = others[sequences.documents[others] != sequences.documents[row]]
+            if len(others):
+                following, label = _like(sequences, int(others[0]), end - middle, drawn[masking.START, 0]), 1
         first = np.concatenate([[self.cls], shard.tokens[begin:middle], [self.sep]])
         return np.concatenate([first, following, [self.sep]]), len(first), label
 
