@@ -98,6 +98,7 @@ def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep
     kernel = attention.choose(device, config.train.precision, config.model.head_width, config.model.attention_dropout)
     model.use_attention(kernel)
     plan = batching.epoch_plan(task.lengths, task.shape, config.train.seed, 0)
+    model.calibrate(lambda: task.loss(model, task.collate(plan[0]).to(device), 1.0))
     updates_per_epoch = math.ceil(len(plan) / config.train.accumulate)
     limits = [config.train.updates, config.train.epochs * updates_per_epoch]
     total = min(limit for limit in limits if limit)

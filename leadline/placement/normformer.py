@@ -1,0 +1,45 @@
+"""NormFormer: Pre-LN with an LN after attention, a learned gain for each head, and an LN after the FFN's activation.
+
+    x <- x + LN(Attention(LN(x)))         the h-th head's output multiplied by γ_h before the projection out
+    x <- x + W2·LN(σ(W1·LN(x)))
+
+Shleifer et al. 2021, "NormFormer: Improved Transformer Pretraining with Extra Normalization" (arXiv 2110.09456),
+section 2; without the optional residual scaling of small models. Cross-attention is attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leadline.placement.base import Role, Site
+from leadline.placement.pre_ln import PreLN
+
+
+class HeadGain(nn.Module):
+    """γ_h times what the h-th head says."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(heads))
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return (x_TD.unflatten(-1, (len(self.gain), -1)) * self.gain[:, None]).flatten(-2)
+
+
+class NormFormer(PreLN):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.branch_norm = nn.Identity() if site.kind == "ffn" else site.norm()
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        return x + self.branch_norm(sublayer(self.norm(x)))
+
+    def inside(self, role: Role, width: int, heads: int) -> nn.Module:
+        return HeadGain(heads) if role == "out" else self.site.norm(width)
+
+    def fused(self, stream: Any, sublayer: Any) -> Any:
+        return super().fused(stream, sublayer) if self.site.kind == "ffn" else stream.through(self.forward, sublayer)
