@@ -67,11 +67,11 @@ class Stream:
         return Stream(self.runtime, found.wide, rounded=found.h)
 
     def through(self, equation: Callable[[Any, Callable[[Tensor], Tensor]], Any], sublayer: Sublayer) -> Stream:
-        """Any residual connection as it is written, on plain tensors."""
+        """Any residual connection as it is written, on plain float32 tensors."""
 
         def plain(h: Tensor) -> Tensor:
             branch = sublayer(h, own_bias=True)
-            return dropout(branch.y, branch.dropout)
+            return dropout(branch.y, branch.dropout).float()
 
         return Stream(self.runtime, equation(self.sum(), plain))
 
