@@ -6,7 +6,7 @@ batch, from the foot of a stack to its top, sets every ω to the size the stream
     ω_1 = 1,   ω_{i+1}² = Var[ω_i·x_{i-1}] + Var[f_i(x_{i-1})]
 
 x_{i-1} has variance 1 for i > 1, so ω² adds up the variances of the branches below. The variance is over all tokens and
-dimensions, filler included. Admin-constant needs no data: one constant ω for n connections in a stack,
+dimensions, filler included and without dropout. Admin-constant needs no data: one ω for the n connections of a stack,
 
     ω = √((n+1)/ln(n+1) - 1)
 
@@ -25,6 +25,10 @@ from torch import Tensor, nn
 from leadline.placement.base import Placement, Site
 
 
+def _variance(x: Tensor) -> Tensor:
+    return x.float().var(correction=0)
+
+
 class Admin(Placement):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
@@ -36,7 +40,7 @@ class Admin(Placement):
         branch = sublayer(x)
         if self.below is not None:
             self.omega.fill_(math.sqrt(self.below[0]))
-            self.below[0] = float((self.omega * x).float().var() + branch.float().var())
+            self.below[0] = float(_variance(self.omega * x) + _variance(branch))
         return self.norm(self.omega * x + branch)
 
     @classmethod

@@ -3,7 +3,8 @@
     x' <- LN(x + f_1(x)),  …,  x <- LN(x' + f_n(x') + x_in)         x_in: what entered the layer
 
 Takase et al. 2022, "B2T Connection: Serving Stability and Performance in Deep Transformers" (arXiv 2206.00330),
-section 4: the input of a layer goes past all its LNs but the last. Within a layer the stream is (x, x_in).
+section 4: the input of a layer goes past all its LNs but the last. Within a layer the stream is (x, x_in). The authors'
+code also multiplies a layer's initial weights by layers^-½, which is no part of the equation and not done here.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Placement(nn.Module, ABC):
         """Before training, once a stack: sets what depends on data; `forward` runs the model on a batch."""
 
     def stream(self, x: Any) -> Tensor:
-        """Of what `forward` returns, the tensor that the next sublayer reads, for those who look at it."""
+        """Of what `forward` returns, the tensor to look at: what this connection has made."""
         return x
 
     def describe(self) -> dict[str, float]:

@@ -3,8 +3,9 @@
     x_l = Σ_{k<l} W_{l,k}·LN(y_k),   y_l = PreLNLayer(x_l),   y_0: the embeddings
 
 Wang et al. 2019, "Learning Deep Transformer Models for Machine Translation" (arXiv 1906.01787), section 3. W is lower
-triangular, and its rows start as means, 1/l. The stack gives one more row's combination, of everything. Between layers
-the stream is the tuple of all LN(y_k), within a layer (x, that tuple).
+triangular, and its rows start as means, 1/l. The stack gives the LN of one more row's combination, of everything. (The
+authors' code leaves out the LN of y_0.) Between layers the stream is the tuple of all LN(y_k), within a layer (x, that
+tuple).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class DLCL(PreLN):
 
     @classmethod
     def final(cls, site: Site) -> nn.Module:
-        return Combination(site.layers + 1)
+        return nn.Sequential(Combination(site.layers + 1), site.norm())
 
     def stream(self, x: Any) -> Tensor:
         return x[0] if self.output_norm is None else x[-1]

@@ -4,7 +4,8 @@
     x <- x + W2·LN(σ(W1·LN(x)))
 
 Shleifer et al. 2021, "NormFormer: Improved Transformer Pretraining with Extra Normalization" (arXiv 2110.09456),
-section 2; without the optional residual scaling of small models. Cross-attention is attention.
+section 2; without the optional residual scaling of small models. The paper has no cross-attention, and the authors'
+code in fairseq leaves it as in Pre-LN.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class HeadGain(nn.Module):
 class NormFormer(PreLN):
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self.branch_norm = nn.Identity() if site.kind == "ffn" else site.norm()
+        self.branch_norm = site.norm() if site.kind == "self" else nn.Identity()
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return x + self.branch_norm(sublayer(self.norm(x)))
 
     def inside(self, role: Role, width: int, heads: int) -> nn.Module:
-        return HeadGain(heads) if role == "out" else self.site.norm(width)
+        return {"self": HeadGain(heads), "cross": nn.Identity(), "ffn": self.site.norm(width)}[self.site.kind]
 
     def fused(self, stream: Any, sublayer: Any) -> Any:
-        return super().fused(stream, sublayer) if self.site.kind == "ffn" else stream.through(self.forward, sublayer)
+        return stream.through(self.forward, sublayer) if self.site.kind == "self" else super().fused(stream, sublayer)

@@ -34,9 +34,16 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Of everything that makes a difference to the result; where the run is computed does not."""
-        values = to_dict(self.config) | {"data": self.data_key}
-        values["train"] = {k: v for k, v in values["train"].items() if k != "device"}
+        """Of everything that makes a difference to the result, which is not where the run is computed.
+
+        Only what differs from the defaults counts, so that a new key in a later version changes nothing.
+        """
+        ours, usual = to_dict(self.config), to_dict(Config())
+        values = {
+            section: {k: v for k, v in keys.items() if v != usual[section][k]} if isinstance(keys, dict) else keys
+            for section, keys in ours.items()
+        } | {"data": self.data_key}
+        values["train"].pop("device", None)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def folder(self, root: Path) -> Path:
