@@ -20,7 +20,7 @@ import typer
 from leadline import config as configuration
 from leadline import recipes
 from leadline.config import Config, ModelConfig
-from leadline.errors import Diverged, Interrupted, UserError
+from leadline.errors import Diverged, Interrupted, UserError, nearest
 from leadline.files import to_json
 from leadline.terminal import TrainingView, answer, counting, screen, sentences_bar, table
 
@@ -349,6 +349,50 @@ def placements(
         [names.get(key, key.removeprefix("std_")) for key in columns],
         shown,
     )
+
+
+@app.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(help="deepnet-depth; list shows what there is.")] = "list",
+    scale: Annotated[
+        str, typer.Option(help="tiny (two cores, minutes), small (one GPU, about an hour), paper.")
+    ] = "tiny",
+    source: Annotated[str, typer.Option("--data", help="text:FOLDER, prepared:FOLDER, … as in data.source.")] = "",
+    seeds: Annotated[int, typer.Option(help="Runs of each kind, with seeds 1, 2, …")] = 1,
+    depths: Annotated[list[int] | None, typer.Option("--depth", help="Layers of each stack; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="A placement; may be repeated.")] = None,
+    at_once: Annotated[int, typer.Option("--jobs", help="Trainings side by side.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for runs and tables; what is there already is used.")] = Path(
+        "reproduced"
+    ),
+    assignments: Set = None,
+    as_json: Json = False,
+) -> None:
+    """The papers' tables by name, trained on your data; stop it at any time and start it again to go on."""
+    from leadline.reproduce import depth as ladder
+
+    if what == "list":
+        answer.print("deepnet-depth  " + ladder.TITLE, soft_wrap=True)
+        return
+    if what != "deepnet-depth":
+        raise UserError(f"there is nothing called {what!r} to reproduce: leadline reproduce list shows what there is")
+    if scale not in ladder.SCALES:
+        raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, ladder.SCALES)}")
+    if min(seeds, at_once, *(depths or [1])) < 1:
+        raise UserError("--seeds, --jobs and --depth must be at least 1")
+    chosen = ladder.SCALES[scale]
+    base = chosen.config.set(data={"source": source}) if source else chosen.config
+    base = configuration.override(base, assignments or [])
+    with counting("pairs") as progress, TrainingView() as view:
+        rows = ladder.reproduce(
+            base, depths or chosen.depths, only or [], seeds, at_once, out / what, view.show, progress
+        )
+    if as_json:
+        _print_json(rows)
+        return
+    columns = list(rows[0])
+    table(f"{ladder.TITLE} (validation loss in nats a token)", columns, [[row[c] for c in columns] for row in rows])
+    answer.print(f"runs, results.csv and table.json: {out / what}", soft_wrap=True)
 
 
 def _number(value: Any, digits: int) -> str:

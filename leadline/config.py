@@ -28,6 +28,7 @@ class ModelConfig:
     dim: int = 512
     ffn_dim: int = 1024
     heads: int = 4
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"  # which norm the placement places
     activation: Literal["relu", "gelu"] = "relu"
     dropout: float = 0.1
     attention_dropout: float = 0.0

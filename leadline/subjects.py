@@ -74,6 +74,8 @@ def of_config(config: Config, model: Transformer | None = None, progress: Progre
     plan = batching.epoch_plan(task.lengths, task.shape, config.train.seed, 0)
     device = next(model.parameters()).device
     batches = [task.collate(rows).to(device) for rows in plan[:BATCHES]]
+    if fresh:
+        model.calibrate(lambda: task.loss(model, batches[0], 1.0))
 
     def loss(output: torch.Tensor, batch: Any) -> torch.Tensor:
         return task.loss_of_hidden(model, output, batch, batch.count)

@@ -52,8 +52,8 @@ class Watch:
         self.groups, self.hidden = groups, {}
 
         def listen(name: str) -> Any:
-            def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-                self.hidden[name] = output.detach().float().norm(dim=-1).mean()
+            def hook(module: Any, args: Any, output: Any) -> None:
+                self.hidden[name] = module.stream(output).detach().float().norm(dim=-1).mean()
 
             return hook
 

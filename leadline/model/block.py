@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,10 @@ from leadline.config import ModelConfig
 from leadline.kernels.pack import Pack
 from leadline.model.layers import Attends, CrossAttention, FeedForward, SelfAttention
 from leadline.placement import Placement, Site, Stack, find
+
+
+def site_of(config: ModelConfig, stack: Stack, index: int) -> Site:
+    return Site(config.dim, stack, index, config.encoder_layers, config.decoder_layers, config.norm)
 
 
 class Block(nn.Module):
@@ -24,30 +29,30 @@ class Block(nn.Module):
         first = layer * (3 if crosses else 2)
 
         def connection(i: int) -> Placement:
-            return placement(Site(config.dim, stack, first + i, config.encoder_layers, config.decoder_layers))
+            return placement(site_of(config, stack, first + i))
 
         self.attn_residual = connection(0)
-        self.attn = SelfAttention(config, causal=stack == "decoder")
+        self.attn = SelfAttention(config, self.attn_residual.inside, causal=stack == "decoder")
         if crosses:
             self.cross_residual = connection(1)
-            self.cross = CrossAttention(config)
+            self.cross = CrossAttention(config, self.cross_residual.inside)
         self.ffn_residual = connection(2 if crosses else 1)
-        self.ffn = FeedForward(config)
+        self.ffn = FeedForward(config, self.ffn_residual.inside)
+        placement.tie([joined for joined, _ in self.connections()])
 
-    def forward(
-        self, x_TD: Tensor, pack: Pack, memory_SD: Tensor | None = None, memory_pack: Pack | None = None
-    ) -> Tensor:
-        x_TD = self.attn_residual(x_TD, lambda h: self.attn(h, pack))
+    def forward(self, x: Any, pack: Pack, memory_SD: Tensor | None = None, memory_pack: Pack | None = None) -> Any:
+        """The stream x is [T, D], or whatever the placement has made of it."""
+        x = self.attn_residual(x, lambda h: self.attn(h, pack))
         if memory_SD is not None:
-            x_TD = self.cross_residual(x_TD, lambda h: self.cross(h, memory_SD, pack, memory_pack))
-        return self.ffn_residual(x_TD, self.ffn)
+            x = self.cross_residual(x, lambda h: self.cross(h, memory_SD, pack, memory_pack))
+        return self.ffn_residual(x, self.ffn)
 
-    def step(self, x_ND: Tensor, cache: Attends, memory: Attends | None = None) -> Tensor:
+    def step(self, x: Any, cache: Attends, memory: Attends | None = None) -> Any:
         """The same layer on one new token of each hypothesis."""
-        x_ND = self.attn_residual(x_ND, lambda h: self.attn.step(h, cache))
+        x = self.attn_residual(x, lambda h: self.attn.step(h, cache))
         if memory is not None:
-            x_ND = self.cross_residual(x_ND, lambda h: self.cross.step(h, memory))
-        return self.ffn_residual(x_ND, self.ffn)
+            x = self.cross_residual(x, lambda h: self.cross.step(h, memory))
+        return self.ffn_residual(x, self.ffn)
 
     def connections(self) -> Iterator[tuple[Placement, nn.Module]]:
         """Each residual connection with the sublayer it joins."""
@@ -58,22 +63,28 @@ class Block(nn.Module):
 
 
 class Layers(nn.Module):
-    """A stack of blocks and what closes it."""
+    """A stack of blocks, and what opens and closes it."""
 
     def __init__(self, config: ModelConfig, stack: Stack) -> None:
         super().__init__()
         count = config.encoder_layers if stack == "encoder" else config.decoder_layers
         self.blocks = nn.ModuleList(Block(config, stack, layer) for layer in range(count))
         self.recompute = False
-        *_, (last, _) = self.blocks[-1].connections()  # type: ignore[operator]
-        self.final = find(config.placement).final(last.site)
+        placement, connections = find(config.placement), list(self.connections())
+        self.opens = placement.opens(connections[0].site)
+        self.final = placement.final(connections[-1].site)
 
     def forward(
         self, x_TD: Tensor, pack: Pack, memory_SD: Tensor | None = None, memory_pack: Pack | None = None
     ) -> Tensor:
+        x = self.opens(x_TD)
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
-                x_TD = checkpoint(block, x_TD, pack, memory_SD, memory_pack, use_reentrant=False)
+                x = checkpoint(block, x, pack, memory_SD, memory_pack, use_reentrant=False)
             else:
-                x_TD = block(x_TD, pack, memory_SD, memory_pack)
-        return self.final(x_TD)
+                x = block(x, pack, memory_SD, memory_pack)
+        return self.final(x)
+
+    def connections(self) -> Iterator[Placement]:
+        for block in self.blocks:
+            yield from (joined for joined, _ in block.connections())  # type: ignore[operator]

@@ -77,10 +77,10 @@ class Stepper:
         """The logits of the next token of each hypothesis, [N, V]."""
         positions = torch.full_like(tokens_N, self.ancestry.length)
         self.ancestry.grow()
-        x_ND = self.model.target_embed(tokens_N, positions)
+        x = self.model.decoder.opens(self.model.target_embed(tokens_N, positions))
         for block, cache, memory in zip(self.model.decoder.blocks, self.caches, self.memories, strict=True):
-            x_ND = block.step(x_ND, cache, memory)  # type: ignore[operator]
-        return self.model.logits(self.model.decoder.final(x_ND))
+            x = block.step(x, cache, memory)  # type: ignore[operator]
+        return self.model.logits(self.model.decoder.final(x))
 
     def reorder(self, parents_BK: Tensor) -> None:
         """Hypothesis (b, k) goes on from where (b, parents_BK[b, k]) was."""

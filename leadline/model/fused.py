@@ -69,7 +69,7 @@ class Fused:
         """Logits of the token that follows each hypothesis; a block's keys and values come with it (see Block.step)."""
         none = self.runtime.dropout(0.0, 0)
         foot = self.model.target_embed
-        stream = Stream(self.runtime, self._embed(foot, tokens_N, positions_N, 1))
+        stream = self._foot(self.model.decoder, self._embed(foot, tokens_N, positions_N, 1))
         for block, cache, memory in layers:
             parts = [lambda h, block=block, cache=cache: block.attn.step(h, cache)]
             if memory is not None:
@@ -99,7 +99,7 @@ class Fused:
         memory: Tensor | None = None,
         source: Pack | None = None,
     ) -> Tensor:
-        stream = Stream(self.runtime, self._embed(foot, pack.tokens, pack.positions, site, pack.segments))
+        stream = self._foot(layers, self._embed(foot, pack.tokens, pack.positions, site, pack.segments))
         again = self.recompute and torch.is_grad_enabled()
         seen = Shared(memory, self.memory, self.runtime) if memory is not None and self.memory and not again else memory
         for number, block in enumerate(layers.blocks):
@@ -120,12 +120,15 @@ class Fused:
                 stream = self._block(block, number, stream, pack, seen, source)  # type: ignore[arg-type]
         return self._top(layers, stream)
 
+    def _foot(self, layers: Layers, x: Tensor) -> Stream:
+        return Stream(self.runtime, layers.opens(x))
+
     def _top(self, layers: Layers, stream: Stream) -> Tensor:
-        if type(layers.final) is nn.LayerNorm and layers.final.bias is not None:
+        if isinstance(layers.final, nn.Identity):
+            return stream.half
+        if isinstance(layers.final, nn.LayerNorm):
             return stream.normed(layers.final)[1]
-        return (
-            stream.half if isinstance(layers.final, nn.Identity) else layers.final(stream.sum()).to(self.runtime.dtype)
-        )
+        return layers.final(stream.sum()).to(self.runtime.dtype)
 
     def _block(
         self, block: Block, number: int, stream: Stream, pack: Pack, memory: Tensor | Shared | None, source: Pack | None
@@ -185,6 +188,8 @@ class Fused:
         return self._branch(layer, layer.contract, wide, site + 1, own_bias)
 
     def _branch(self, layer: Any, last: Any, x: Tensor, site: int, own_bias: bool) -> Branch:
+        if not isinstance(layer.inside, nn.Identity):
+            x = layer.inside(x.float())
         y = linear(x, last, self.runtime, own_bias)
         return Branch(y, None if own_bias else last.bias, self._drop(layer, layer.dropout.p, site))
 

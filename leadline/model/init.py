@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import ModelConfig
-from leadline.model.block import Block
+from leadline.model.block import Block, site_of
 from leadline.model.layers import Embedding, Linear, VocabularyHead
 from leadline.placement import Role, Site, find
 
@@ -60,7 +60,7 @@ def weights(model: nn.Module, config: ModelConfig) -> Iterator[Weight]:
 def foot(config: ModelConfig) -> Site:
     """Where the embeddings enter: the first residual connection of the model."""
     stack = "encoder" if config.encoder_layers else "decoder"
-    return Site(config.dim, stack, 0, config.encoder_layers, config.decoder_layers)  # type: ignore[arg-type]
+    return site_of(config, stack, 0)  # type: ignore[arg-type]
 
 
 @torch.no_grad()

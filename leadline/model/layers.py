@@ -21,6 +21,8 @@ from leadline.kernels.dropout import Dropout
 from leadline.kernels.pack import Pack
 from leadline.placement import Role
 
+Inside = Callable[[Role, int, int], nn.Module]  # see Placement.inside
+
 
 class Linear(nn.Linear):
     """One matrix product for several roles: the rows of `weight` belong to `roles` in equal parts."""
@@ -109,11 +111,12 @@ class Attends(Protocol):
 class Attention(nn.Module):
     """What self- and cross-attention share: heads, the way out, dropout."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, inside: Inside) -> None:
         super().__init__()
         self.heads = config.heads
         self.kernel: AttentionFunction = ATTENTION["padded"]
         self.attention_dropout = config.attention_dropout
+        self.inside = inside("out", config.dim, config.heads)
         self.out = Linear(config.dim, config.dim, "out")
         self.dropout = Dropout(config.dropout)
 
@@ -126,12 +129,12 @@ class Attention(nn.Module):
         return self.join(self.kernel(q, k, v, q_pack, k_pack, causal, dropout))
 
     def join(self, heads_THd: Tensor) -> Tensor:
-        return self.dropout(self.out(heads_THd.flatten(1)))
+        return self.dropout(self.out(self.inside(heads_THd.flatten(1))))
 
 
 class SelfAttention(Attention):
-    def __init__(self, config: ModelConfig, causal: bool) -> None:
-        super().__init__(config)
+    def __init__(self, config: ModelConfig, inside: Inside, causal: bool) -> None:
+        super().__init__(config, inside)
         self.causal = causal
         self.qkv = Linear(config.dim, config.dim, "q", "k", "v")
 
@@ -145,8 +148,8 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ModelConfig, inside: Inside) -> None:
+        super().__init__(config, inside)
         self.q = Linear(config.dim, config.dim, "q")
         self.kv = Linear(config.dim, config.dim, "k", "v")
 
@@ -164,16 +167,18 @@ def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, inside: Inside) -> None:
         super().__init__()
         self.expand = Linear(config.dim, config.ffn_dim, "ffn_in")
+        self.inside = inside("ffn_out", config.ffn_dim, 1)
         self.contract = Linear(config.ffn_dim, config.dim, "ffn_out")
         self.activation = activation(config)
         self.activation_dropout = Dropout(config.activation_dropout)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.dropout(self.contract(self.activation_dropout(self.activation(self.expand(x_TD)))))
+        wide = self.activation_dropout(self.activation(self.expand(x_TD)))
+        return self.dropout(self.contract(self.inside(wide)))
 
 
 class Embed(nn.Module):

@@ -10,8 +10,10 @@ A model with no decoder layers takes `model(source)`, one with no encoder layers
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -92,6 +94,15 @@ class Transformer(nn.Module):
             return self.fused.loss(hidden_TD, labels_T, smoothing, ignore, divisor)
         smoothed, plain = cross_entropy(self.logits(hidden_TD), labels_T, smoothing, ignore)
         return smoothed / divisor, plain / divisor
+
+    @torch.no_grad()
+    def calibrate(self, forward: Callable[[], Any]) -> None:
+        """Once, before training: placements that start from data (Admin) look at it while `forward` runs the model."""
+        training = self.training
+        self.eval()
+        for layers in (module for module in self.modules() if isinstance(module, Layers)):
+            find(self.config.placement).calibrate(list(layers.connections()), forward)
+        self.train(training)
 
     def use_recompute(self, recompute: bool) -> None:
         """Keep only what enters each block for the way back, and compute the rest again there."""

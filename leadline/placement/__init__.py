@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 
 from leadline.errors import UserError, nearest
-from leadline.placement.base import ROLES, Placement, Role, Site, Stack
+from leadline.placement.admin import Admin, AdminConstant
+from leadline.placement.b2t import B2T
+from leadline.placement.base import ROLES, Architecture, NormName, Placement, Role, Site, Stack
 from leadline.placement.deepnorm import DeepNorm
+from leadline.placement.dlcl import DLCL
+from leadline.placement.ds_init import DSInit
+from leadline.placement.ln_scaling import LNScaling
+from leadline.placement.mix_ln import MixLN
+from leadline.placement.normformer import NormFormer
 from leadline.placement.post_ln import PostLN
+from leadline.placement.post_ln_init import PostLNInit
 from leadline.placement.pre_ln import PreLN
+from leadline.placement.r_fixup import RFixup
+from leadline.placement.resi_dual import ResiDual
+from leadline.placement.rezero import ReZero
+from leadline.placement.sandwich_ln import PeriLN, SandwichLN
+from leadline.placement.sub_ln import SubLN
+from leadline.placement.t_fixup import TFixup
 
 PLACEMENTS: dict[str, type[Placement]] = {
     "post_ln": PostLN,
     "pre_ln": PreLN,
     "deepnorm": DeepNorm,
+    "post_ln_init": PostLNInit,
+    "ds_init": DSInit,
+    "admin": Admin,
+    "admin_constant": AdminConstant,
+    "b2t": B2T,
+    "resi_dual": ResiDual,
+    "dlcl": DLCL,
+    "normformer": NormFormer,
+    "sub_ln": SubLN,
+    "sandwich_ln": SandwichLN,
+    "peri_ln": PeriLN,
+    "ln_scaling": LNScaling,
+    "mix_ln": MixLN,
+    "t_fixup": TFixup,
+    "r_fixup": RFixup,
+    "rezero": ReZero,
 }
 
 
@@ -24,13 +56,19 @@ def find(name: str) -> type[Placement]:
     if ":" not in name:
         raise UserError(f"there is no placement {name!r}: {nearest(name, PLACEMENTS)}")
     module_name, _, class_name = name.partition(":")
+    sys.path.append(os.getcwd())  # a user's own file is found beside their runs
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # anything may go wrong in a user's file
         raise UserError(f"the placement {name!r} cannot be imported: {error}") from error
+    finally:
+        sys.path.pop()
     if not (isinstance(found, type) and issubclass(found, Placement)):
         raise UserError(f"{name!r} is not a subclass of leadline.placement.Placement")
     return found
 
 
-__all__ = ["PLACEMENTS", "ROLES", "DeepNorm", "Placement", "PostLN", "PreLN", "Role", "Site", "Stack", "find"]
+__all__ = [
+    "PLACEMENTS", "ROLES", "Architecture", "DeepNorm", "NormName", "Placement", "PostLN", "PreLN", "Role", "Site",
+    "Stack", "find",
+]  # fmt: skip

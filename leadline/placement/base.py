@@ -2,22 +2,29 @@
 
 A placement is one residual connection. The block hands it the stream and the sublayer; everything a method
 does (where it normalises, how it scales the skip, how it shrinks weights at initialisation) is in its one file.
+The stream is a tensor [T, D] unless a placement makes more of it: `opens` may turn the embeddings into anything, its
+connections hand that on from one to the next, and `final` makes a tensor of it again.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
+from leadline.errors import UserError
+
 # "head" is what reads the finished stream: no residual connection, so no placement is asked for its gain.
 Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_out", "embed", "head"]
-ROLES: tuple[Role, ...] = ("q", "k", "v", "out", "ffn_in", "ffn_out", "embed")
+ROLES: tuple[Role, ...] = tuple(role for role in get_args(Role) if role != "head")
 
 Stack = Literal["encoder", "decoder"]
+Kind = Literal["self", "cross", "ffn"]
+Architecture = Literal["encoder-only", "decoder-only", "encoder-decoder"]
+NormName = Literal["layer_norm", "rms_norm"]
 
 
 @dataclass(frozen=True)
@@ -29,23 +36,64 @@ class Site:
     index: int = 0  # of this residual connection in its stack, from 0
     encoder_layers: int = 0  # N in the papers; 0: the model has no encoder
     decoder_layers: int = 0  # M in the papers; 0: the model has no decoder
+    norm_name: NormName = "layer_norm"
 
     def __post_init__(self) -> None:
-        if (self.encoder_layers if self.stack == "encoder" else self.decoder_layers) < 1:
+        if self.layers < 1:
             raise ValueError(f"a site in the {self.stack} needs {self.stack}_layers of at least 1")
 
-    def norm(self) -> nn.Module:
-        return nn.LayerNorm(self.dim)
+    @property
+    def architecture(self) -> Architecture:
+        if self.encoder_layers and self.decoder_layers:
+            return "encoder-decoder"
+        return "encoder-only" if self.encoder_layers else "decoder-only"
+
+    @property
+    def layers(self) -> int:
+        """Of this stack."""
+        return self.encoder_layers if self.stack == "encoder" else self.decoder_layers
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The sublayers of one layer of this stack."""
+        return ("self", "cross", "ffn") if self.stack == "decoder" and self.encoder_layers else ("self", "ffn")
+
+    @property
+    def kind(self) -> Kind:
+        """The sublayer that this connection joins."""
+        return self.kinds[self.index % len(self.kinds)]
+
+    @property
+    def layer(self) -> int:
+        """l in the papers: 1 for the layer that reads the embeddings."""
+        return self.index // len(self.kinds) + 1
+
+    @property
+    def connections(self) -> int:
+        """Residual connections of this stack."""
+        return self.layers * len(self.kinds)
+
+    def norm(self, width: int | None = None) -> nn.Module:
+        """A new norm, of the stream unless another width is given."""
+        width = width or self.dim
+        return nn.LayerNorm(width) if self.norm_name == "layer_norm" else nn.RMSNorm(width, eps=1e-5)
 
 
 class Placement(nn.Module, ABC):
-    """One residual connection. Subclasses write `forward`, and `final` or `gain` where they differ.
+    """One residual connection. Subclasses write `forward`, and the others where they differ.
 
     `fused` is optional: the equation in terms of fused kernels, where one wants their speed.
     """
 
+    architectures: ClassVar[tuple[Architecture, ...]] = get_args(Architecture)  # those the paper defines
+
     def __init__(self, site: Site) -> None:
         super().__init__()
+        if site.architecture not in self.architectures:
+            raise UserError(
+                f"{type(self).__name__} is defined for {' and '.join(self.architectures)} models, and this one is "
+                f"{site.architecture}: choose another model.placement"
+            )
         self.site = site
 
     @abstractmethod
@@ -63,14 +111,35 @@ class Placement(nn.Module, ABC):
             cls.fused = Placement.fused  # type: ignore[method-assign]
 
     @classmethod
-    def final(cls, site: Site) -> nn.Module:
-        """Closes the stack; the identity unless the stream leaves the last layer unnormalised."""
+    def opens(cls, site: Site) -> nn.Module:
+        """What the embeddings pass through on their way into the stack of `site`, its first connection."""
         return nn.Identity()
+
+    @classmethod
+    def final(cls, site: Site) -> nn.Module:
+        """Closes the stack of `site`, its last connection: the identity, unless it leaves the stream unnormalised."""
+        return nn.Identity()
+
+    def inside(self, role: Role, width: int, heads: int) -> nn.Module:
+        """What the input of the sublayer's matrix "out" or "ffn_out" passes through; `heads` lie side by side in it."""
+        return nn.Identity()
+
+    @classmethod
+    def tie(cls, layer: Sequence[Any]) -> None:
+        """Lets the connections of one layer share what they share."""
 
     @classmethod
     def gain(cls, role: Role, site: Site) -> float:
         """Factor on the base standard deviation of a weight with this role at this site."""
         return 1.0
+
+    @classmethod
+    def calibrate(cls, connections: Sequence[Any], forward: Callable[[], Any]) -> None:
+        """Before training, once a stack: sets what depends on data; `forward` runs the model on a batch."""
+
+    def stream(self, x: Any) -> Tensor:
+        """Of what `forward` returns, the tensor to look at: what this connection has made."""
+        return x
 
     def describe(self) -> dict[str, float]:
         """The constants of this connection, for tables: what the code uses, not what a paper says."""

@@ -21,6 +21,7 @@ from leadline.data.store import Progress, Store, prepare
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.kernels import attention
 from leadline.model import Transformer
+from leadline.model.precision import autocast
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
@@ -98,6 +99,8 @@ def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep
     kernel = attention.choose(device, config.train.precision, config.model.head_width, config.model.attention_dropout)
     model.use_attention(kernel)
     plan = batching.epoch_plan(task.lengths, task.shape, config.train.seed, 0)
+    with autocast(device, config.train.precision):
+        model.calibrate(lambda: task.loss(model, task.collate(plan[0]).to(device), 1.0))
     updates_per_epoch = math.ceil(len(plan) / config.train.accumulate)
     limits = [config.train.updates, config.train.epochs * updates_per_epoch]
     total = min(limit for limit in limits if limit)

@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leadline.config import to_dict
+from leadline.errors import UserError
 from leadline.kernels.pack import Pack, pack
 from leadline.model import Transformer
+from leadline.model.block import Block
 from leadline.model.layers import Embedding, Linear
 from leadline.placement import PLACEMENTS
 from leadline.training.checkpoint import model_tensors, restore_model
@@ -30,12 +32,13 @@ BASE_STD = {
 }
 
 
-def build(placement: str, architecture: str, depth: int, seed: int = 1) -> Transformer:
+def build(placement: str, architecture: str, depth: int, seed: int = 1, norm: str = "layer_norm") -> Transformer:
     encoder, decoder = ARCHITECTURES[architecture]
     model = Transformer(
         VOCAB,
         seed=seed,
         placement=placement,
+        norm=norm,
         encoder_layers=encoder * depth,
         decoder_layers=decoder * depth,
         dim=DIM,
@@ -78,26 +81,18 @@ def is_finite(model: Transformer) -> None:
     assert outputs.std() > 0.01
 
 
-def is_causal(model: Transformer) -> None:
+def keeps_apart(model: Transformer) -> None:
+    """Another token in the middle sentence, on either side, reaches only that sentence, from there on."""
     source, target = draw(SOURCE), draw(TARGET)
     before = hidden(model, source, target)
-    for t in (0, 3, 7):
-        after = hidden(model, source, changed(target, 1, t))
-        assert torch.equal(after[1][:t], before[1][:t])
-        assert not torch.equal(after[1][t:], before[1][t:])
-
-
-def is_isolated(model: Transformer) -> None:
-    """Another token in the middle sentence, on either side, reaches that sentence only."""
-    source, target = draw(SOURCE), draw(TARGET)
-    before = hidden(model, source, target)
-    variants = [(changed(source, 1, 0), target)] if model.config.encoder_layers else []
-    variants += [(source, changed(target, 1, 0))] if model.config.decoder_layers else []
-    for variant in variants:
-        after = hidden(model, *variant)
+    variants = [(changed(source, 1, 0), target, 0)] if model.config.encoder_layers else []
+    variants += [(source, changed(target, 1, t), t) for t in (0, 3)] if model.config.decoder_layers else []
+    for changed_source, changed_target, t in variants:
+        after = hidden(model, changed_source, changed_target)
         assert torch.equal(after[0], before[0])
         assert torch.equal(after[2], before[2])
-        assert not torch.equal(after[1], before[1])
+        assert torch.equal(after[1][:t], before[1][:t])
+        assert not torch.equal(after[1][t:], before[1][t:])
 
 
 def survives_a_file(model: Transformer, file: Path) -> None:
@@ -109,8 +104,8 @@ def survives_a_file(model: Transformer, file: Path) -> None:
     ):
         assert name == other_name
         assert torch.equal(parameter, restored), name
-    sides = draw(SOURCE), draw(TARGET)
-    assert torch.equal(torch.cat(hidden(model, *sides)), torch.cat(hidden(other, *sides)))
+    for (name, buffer), (_, rebuilt) in zip(model.named_buffers(), other.named_buffers(), strict=True):
+        assert torch.equal(buffer, rebuilt), name
 
 
 def starts_as_its_gains_say(model: Transformer) -> None:
@@ -147,17 +142,75 @@ def starts_as_its_gains_say(model: Transformer) -> None:
             assert (module.weight == 1).all()
 
 
-@pytest.mark.parametrize("depth", [2, 12, 100])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_placement_keeps_its_promises(placement: str, architecture: str, depth: int, tmp_path: Path) -> None:
-    model = build(placement, architecture, depth)
+def wake(model: Transformer) -> None:
+    """Branches that start at zero (ReZero, R-Fixup) would hide what they see from the checks."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.fill_(0.1)
+
+
+def gives_its_weights_gradients(model: Transformer) -> None:
+    """Each layer learns: the sum of squares of what comes out reaches every matrix of every layer."""
+    sides = {"source": packed(draw(SOURCE))} if model.config.encoder_layers else {}
+    sides |= {"target": packed(draw(TARGET))} if model.config.decoder_layers else {}
+    model(**sides).mul(torch.randn(DIM, generator=torch.manual_seed(0))).sum().backward()
+    for name, parameter in model.named_parameters():
+        if "embed" not in name:
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+    model.zero_grad()
+
+
+CASES = [
+    (placement, architecture, norm)
+    for placement, found in PLACEMENTS.items()
+    for architecture in ARCHITECTURES
+    for norm in ("layer_norm", "rms_norm")
+    if architecture in found.architectures
+]
+
+
+@pytest.mark.parametrize(
+    ("placement", "architecture", "norm", "depth"),
+    [(*case, depth) for case in CASES for depth in ((2, 12, 100) if "layer_norm" in case else (2,))],
+)
+def test_placement_keeps_its_promises(placement: str, architecture: str, norm: str, depth: int, tmp_path: Path) -> None:
+    model = build(placement, architecture, depth, norm=norm)
+    assert all(isinstance(m, nn.LayerNorm) == (norm == "layer_norm") for m in model.modules() if is_norm(m))
     starts_as_its_gains_say(model)
     is_finite(model)
-    is_isolated(model)
-    if architecture != "encoder-only":
-        is_causal(model)
+    wake(model)
+    keeps_apart(model)
+    gives_its_weights_gradients(model)
     survives_a_file(model, tmp_path / "model.safetensors")
+
+
+def is_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.LayerNorm | nn.RMSNorm)
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_compiled_blocks_give_what_eager_ones_give(placement: str, norm: str) -> None:
+    """Traced by torch.compile; what its code generator makes of it is tested with the training step."""
+    if norm == "rms_norm" and placement not in ("pre_ln", "b2t"):
+        pytest.skip("once is enough")
+    model = build(placement, "encoder-decoder", 4, norm=norm)
+    wake(model)
+    plain = torch.cat(hidden(model, draw(SOURCE), draw(TARGET)))
+    torch._dynamo.reset()
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.compile(backend="eager", dynamic=False)
+    assert torch.equal(torch.cat(hidden(model, draw(SOURCE), draw(TARGET))), plain)
+
+
+@pytest.mark.parametrize("placement", [name for name, found in PLACEMENTS.items() if len(found.architectures) < 3])
+def test_what_a_paper_does_not_define_is_refused(placement: str) -> None:
+    for architecture in set(ARCHITECTURES) - set(PLACEMENTS[placement].architectures):
+        with pytest.raises(UserError, match=f"encoder-decoder models, and this one is {architecture}"):
+            build(placement, architecture, 2)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

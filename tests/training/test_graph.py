@@ -66,9 +66,18 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], t
             assert (weight - other[name]).abs().max() < tolerance, name
 
 
-@pytest.mark.parametrize("placement", ["pre_ln", "post_ln", "deepnorm"])
-def test_graph_and_eager_have_the_same_losses_and_weights(config: Config, placement: str) -> None:
-    config = config.set(model={"placement": placement})
+@pytest.mark.parametrize(
+    ("placement", "norm"),
+    [
+        ("pre_ln", "layer_norm"),
+        ("post_ln", "layer_norm"),
+        ("deepnorm", "rms_norm"),
+        ("dlcl", "layer_norm"),  # its stream is more than a tensor
+        ("normformer", "layer_norm"),  # it has norms inside the sublayers
+    ],
+)
+def test_graph_and_eager_have_the_same_losses_and_weights(config: Config, placement: str, norm: str) -> None:
+    config = config.set(model={"placement": placement, "norm": norm})
     losses, weights = trained(config)
     plain_losses, plain_weights = trained(config.set(train={"step": "eager"}))
     assert losses == pytest.approx(plain_losses, abs=1e-5)
@@ -85,9 +94,10 @@ def test_other_optimizers_clipping_and_accumulation(config: Config, optim: dict[
     assert_close(weights, plain_weights, 2e-3)
 
 
-def test_recompute_changes_nothing(config: Config) -> None:
+@pytest.mark.parametrize("placement", ["pre_ln", "dlcl"])
+def test_recompute_changes_nothing(config: Config, placement: str) -> None:
     for step in ("graph", "eager"):
-        config = config.set(train={"step": step}, model={"dropout": 0.3})
+        config = config.set(train={"step": step}, model={"dropout": 0.3, "placement": placement})
         losses, weights = trained(config, 1)
         again, same = trained(config.set(train={"recompute": True}), 1)
         assert losses == again

@@ -14,7 +14,6 @@ from leadline.config import Config
 from leadline.data import batching
 from leadline.data.store import Store, prepare
 from leadline.errors import UserError
-from leadline.placement import PLACEMENTS
 from leadline.tasks import MaskedLM
 from leadline.trained import load
 from leadline.training.events import Event
@@ -67,7 +66,7 @@ def trained(config: Config, each: int = 1) -> tuple[list[float], dict[str, torch
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-CASES: list[dict[str, Any]] = [{"placement": name, "classes": 2} for name in PLACEMENTS]
+CASES: list[dict[str, Any]] = [{"placement": name, "classes": 2} for name in ("pre_ln", "post_ln", "deepnorm")]
 CASES += [{"embed_norm": False}, {"embed_norm": False, "segments": 0, "embeddings": "separate"}]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor, nn
 
@@ -30,10 +30,15 @@ class Sublayer(Protocol):
     def __call__(self, h: Tensor, own_bias: bool = False) -> Branch: ...
 
 
+def _fits(norm: nn.Module) -> TypeGuard[nn.LayerNorm]:
+    """Whether the kernel computes this norm."""
+    return type(norm) is nn.LayerNorm and norm.bias is not None
+
+
 @dataclass(frozen=True)
 class Stream:
     runtime: Runtime
-    x: Tensor  # [T, D] float32
+    x: Any  # [T, D] float32, or what a placement has made of it
     waiting: Branch | None = None
     rounded: Tensor | None = None  # x as matrix products read it, where a norm has written it already
 
@@ -41,28 +46,32 @@ class Stream:
         """x + dropout(y)"""
         return Stream(self.runtime, self.sum(), branch)
 
-    def normed(self, norm: nn.LayerNorm) -> tuple[Stream, Tensor]:
+    def normed(self, norm: nn.Module) -> tuple[Stream, Tensor]:
         """The stream with nothing waiting, and LN of it."""
+        if not _fits(norm):
+            x = self.sum()
+            return Stream(self.runtime, x), norm(x).to(self.runtime.dtype)
         y, bias, how = self._waiting()
         joined = add_norm(self.x, y, norm, self.runtime, y_bias=bias, dropout=how)
         assert joined.h is not None
         return Stream(self.runtime, joined.s), joined.h
 
-    def joined(self, branch: Branch, norm: nn.LayerNorm, alpha: float = 1.0) -> Stream:
+    def joined(self, branch: Branch, norm: nn.Module, alpha: float = 1.0) -> Stream:
         """LN(α·x + dropout(y))"""
-        found = add_norm(
-            self.sum(), branch.y, norm, self.runtime, y_bias=branch.bias, alpha=alpha, dropout=branch.dropout, wide=True
-        )
+        given: dict[str, Any] = {"y_bias": branch.bias, "alpha": alpha, "dropout": branch.dropout}
+        if not _fits(norm):
+            return Stream(self.runtime, norm(add_norm(self.sum(), branch.y, None, self.runtime, **given).s))
+        found = add_norm(self.sum(), branch.y, norm, self.runtime, **given, wide=True)
         assert found.h is not None
         assert found.wide is not None
         return Stream(self.runtime, found.wide, rounded=found.h)
 
-    def through(self, equation: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor], sublayer: Sublayer) -> Stream:
-        """Any residual connection as it is written, on plain tensors."""
+    def through(self, equation: Callable[[Any, Callable[[Tensor], Tensor]], Any], sublayer: Sublayer) -> Stream:
+        """Any residual connection as it is written, on plain float32 tensors."""
 
         def plain(h: Tensor) -> Tensor:
             branch = sublayer(h, own_bias=True)
-            return dropout(branch.y, branch.dropout)
+            return dropout(branch.y, branch.dropout).float()
 
         return Stream(self.runtime, equation(self.sum(), plain))
 
@@ -71,7 +80,7 @@ class Stream:
         """The stream as matrix products read it."""
         return self.sum().to(self.runtime.dtype) if self.rounded is None else self.rounded
 
-    def sum(self) -> Tensor:
+    def sum(self) -> Any:
         """The stream itself, in float32."""
         if self.waiting is None:
             return self.x

@@ -1,0 +1,33 @@
+"""B2T: Post-LN, and the input of a layer is added again before the layer's last LN.
+
+    x' <- LN(x + f_1(x)),  …,  x <- LN(x' + f_n(x') + x_in)         x_in: what entered the layer
+
+Takase et al. 2022, "B2T Connection: Serving Stability and Performance in Deep Transformers" (arXiv 2206.00330),
+section 4: the input of a layer goes past all its LNs but the last. Within a layer the stream is (x, x_in). The authors'
+code also multiplies a layer's initial weights by layers^-½, which is no part of the equation and not done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from leadline.placement.base import Placement, Site
+
+
+class B2T(Placement):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.norm = site.norm()
+        self.first, self.last = site.kind == site.kinds[0], site.kind == site.kinds[-1]
+
+    def forward(self, x: Any, sublayer: Callable[[Tensor], Tensor]) -> Any:
+        x, entered = (x, x) if self.first else x
+        if self.last:
+            return self.norm(x + sublayer(x) + entered)
+        return self.norm(x + sublayer(x)), entered
+
+    def stream(self, x: Any) -> Tensor:
+        return x if self.last else x[0]

@@ -1,0 +1,112 @@
+"""Many trainings: what is finished is skipped, what was stopped goes on, several run side by side.
+
+A job is a config and a name. Its folder is named after a hash of the config, so figures that need the same run share
+it. `result.json` says that it is finished; its checkpoints are then deleted, metrics and config stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leadline.config import Config, to_dict, to_toml
+from leadline.errors import UserError
+from leadline.training.events import Event
+
+Result = dict[str, Any]
+OnEvent = Callable[[str, Any], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    name: str  # for people
+    config: Config
+    data_key: str  # of the prepared data: see leadline.data.store
+
+    @property
+    def key(self) -> str:
+        """Of everything that makes a difference to the result, which is not where the run is computed.
+
+        Only what differs from the defaults counts, so that a new key in a later version changes nothing.
+        """
+        ours, usual = to_dict(self.config), to_dict(Config())
+        values = {
+            section: {k: v for k, v in keys.items() if v != usual[section][k]} if isinstance(keys, dict) else keys
+            for section, keys in ours.items()
+        } | {"data": self.data_key}
+        values["train"].pop("device", None)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+    def folder(self, root: Path) -> Path:
+        return root / f"{self.config.model.placement.rpartition(':')[2]}-{self.key}"
+
+
+def finished(job: Job, root: Path) -> Result | None:
+    try:
+        return json.loads((job.folder(root) / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def execute(jobs: Sequence[Job], root: Path, at_once: int = 1, on_event: OnEvent = lambda name, event: None) -> None:
+    """Run what is not finished yet, each in a process of its own. `on_event(name, event)` hears of every step."""
+    waiting = [job for job in {job.key: job for job in jobs}.values() if finished(job, root) is None]
+    running: dict[subprocess.Popen[str], Job] = {}
+    failed: list[str] = []
+    events: queue.Queue[tuple[str, Event]] = queue.Queue()
+    threads = max(1, len(os.sched_getaffinity(0)) // max(1, min(at_once, len(waiting))))
+    try:
+        while waiting or running or not events.empty():
+            while waiting and len(running) < at_once:
+                job = waiting.pop(0)
+                running[_start(job, root, threads, events)] = job
+            try:
+                on_event(*events.get(timeout=0.1))
+            except queue.Empty:
+                for process in [process for process in running if process.poll() is not None]:
+                    job = running.pop(process)
+                    if process.returncode:
+                        failed.append(f"{job.name}: {_last_words(job.folder(root))}")
+    finally:
+        for process in running:
+            process.terminate()  # the trainings save and leave
+        for process in running:
+            process.wait()
+    if failed:
+        raise UserError(f"{len(failed)} of {len(jobs)} runs failed; start again to go on with them; {failed[0]}")
+
+
+def _start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Event]]) -> subprocess.Popen[str]:
+    folder = job.folder(root)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
+    with (folder / "log.txt").open("a", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "leadline.reproduce.worker", str(folder), job.name],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        )
+
+    def listen() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            events.put((job.name, Event(**json.loads(line))))
+
+    threading.Thread(target=listen, daemon=True).start()
+    return process
+
+
+def _last_words(folder: Path) -> str:
+    lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"{lines[-1] if lines else 'it was killed'} ({folder / 'log.txt'})"

@@ -1,0 +1,69 @@
+"""One run of leadline.reproduce.jobs: trains in FOLDER, or goes on there, and tells of it on stdout, a JSON a line.
+
+python -m leadline.reproduce.worker FOLDER NAME
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from leadline import config as configuration
+from leadline.errors import Diverged, Interrupted, UserError
+from leadline.files import write_json
+from leadline.training import run as runs
+from leadline.training.events import Event
+
+
+def work(folder: Path, name: str) -> None:
+    from leadline.training.loop import resume, train
+
+    config = configuration.load(folder / "job.toml")
+    diverged = ""
+    try:
+        resume(folder, [_tell]) if (folder / "config.toml").exists() else train(config, folder, [_tell])
+    except Diverged as error:
+        diverged = str(error)
+    rows = runs.read_metrics(folder)
+    updates = [row for row in rows if "loss" in row]
+    evaluations = [row for row in rows if "valid_nll" in row]
+    result: dict[str, Any] = {
+        "name": name,
+        "placement": config.model.placement,
+        "layers": [config.model.encoder_layers, config.model.decoder_layers],
+        "seed": config.train.seed,
+        "diverged": diverged,
+        "updates": int(updates[-1]["update"]) if updates else 0,
+        "seconds": max((row.get("seconds", 0.0) for row in updates), default=0.0),
+    }
+    result |= {key: value for key, value in (evaluations or [{}])[-1].items() if key.startswith("valid_")}
+    write_json(folder / "result.json", result)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def _tell(event: Event) -> None:
+    print(json.dumps(asdict(event)), flush=True)
+
+
+def _leave_with(parent: int) -> None:
+    """A training whose command was killed saves and leaves, as for a SIGTERM."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (nobody listens any more)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    try:
+        work(Path(sys.argv[1]), sys.argv[2])
+    except (UserError, Interrupted) as error:
+        sys.exit(str(error))
