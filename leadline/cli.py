@@ -221,6 +221,38 @@ def _load(run: Path, which: str, device: str | None, assignments: list[str] | No
     return dataclasses.replace(trained, config=configuration.override(trained.config, assignments or []))
 
 
+@app.command("export")
+def export_command(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(help="The folder to write.")],
+    which: Which = "best",
+) -> None:
+    """Write a run as a folder that Hugging Face's transformers opens: BERT, or RoBERTa-PreLayerNorm for Pre-LN."""
+    from leadline.exchange import huggingface
+    from leadline.training.run import labels_of
+
+    trained = _load(run, which, "cpu", None)
+    notes = huggingface.save(trained, out, labels_of(run))
+    answer.print(f"{out}: checkpoint {trained.checkpoint} of {run} as {huggingface.architecture(out)}", soft_wrap=True)
+    for note in notes:
+        screen.print(note, soft_wrap=True)
+
+
+@app.command("import")
+def import_command(
+    folder: Annotated[Path, typer.Argument(help="A folder saved by transformers: BERT or RoBERTa-PreLayerNorm.")],
+    out: Annotated[Path, typer.Argument(help="The run folder to make.")],
+) -> None:
+    """Make a run of a Hugging Face folder (config.json, model.safetensors and a tokenizer), to fine-tune it."""
+    from leadline.exchange import huggingface
+
+    notes = huggingface.load(folder, out)
+    answer.print(f"{out}: a run of {huggingface.architecture(folder)}", soft_wrap=True)
+    for note in notes:
+        screen.print(note, soft_wrap=True)
+    answer.print(f"next: leadline finetune {out} --task FILE", soft_wrap=True)
+
+
 @app.command("inspect")
 def inspect_command(
     what: Annotated[

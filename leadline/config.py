@@ -29,6 +29,7 @@ class ModelConfig:
     ffn_dim: int = 1024
     heads: int = 4
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"  # which norm the placement places
+    norm_eps: float = 1e-5  # added to the variance in every norm; BERT's own models have 1e-12
     activation: Literal["relu", "gelu"] = "relu"
     dropout: float = 0.1
     attention_dropout: float = 0.0
@@ -46,6 +47,8 @@ class ModelConfig:
             raise UserError("model.encoder_layers and model.decoder_layers must be 0 or more, and not both 0")
         if min(self.dim, self.ffn_dim, self.heads, self.max_length) < 1:
             raise UserError("model.dim, model.ffn_dim, model.heads and model.max_length must be at least 1")
+        if not 0 < self.norm_eps < 1:
+            raise UserError(f"model.norm_eps must be above 0 and below 1, not {self.norm_eps}")
         if min(self.segments, self.classes) < 0:
             raise UserError("model.segments and model.classes must be 0 or more")
         if self.dim % self.heads or self.dim % 2:

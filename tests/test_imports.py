@@ -22,7 +22,7 @@ MUST_NOT_IMPORT = {
     "model": {"data", "tasks", "training", "diagnose"},
     "data": {"model", "tasks", "training", "diagnose"},
     "tasks": {"training", "diagnose"},
-    "training": {"diagnose", "trained", "subjects", "demo", "cli", "terminal", "report"},
+    "training": {"diagnose", "exchange", "trained", "subjects", "demo", "cli", "terminal", "report"},
     "diagnose": {"training", "trained", "subjects", "demo", "cli", "terminal", "report", "recipes"},
     "report": {"model", "data", "tasks", "training", "kernels", "placement"},
 }

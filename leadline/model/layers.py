@@ -193,7 +193,7 @@ class Embed(nn.Module):
         else:
             self.positions = Sinusoids(config.max_length, config.dim)
         self.segments = Embedding(config.segments, config.dim) if config.segments else None
-        self.norm = nn.LayerNorm(config.dim) if config.embed_norm else nn.Identity()
+        self.norm = nn.LayerNorm(config.dim, config.norm_eps) if config.embed_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, segments_T: Tensor | None = None) -> Tensor:
@@ -210,7 +210,7 @@ class VocabularyHead(nn.Module):
         super().__init__()
         self.dense = Linear(config.dim, config.dim, "head")
         self.activation = activation(config)
-        self.norm = nn.LayerNorm(config.dim)
+        self.norm = nn.LayerNorm(config.dim, config.norm_eps)
         self.bias = nn.Parameter(torch.empty(vocab_size))
 
     def forward(self, x_TD: Tensor) -> Tensor:

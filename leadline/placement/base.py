@@ -37,6 +37,7 @@ class Site:
     encoder_layers: int = 0  # N in the papers; 0: the model has no encoder
     decoder_layers: int = 0  # M in the papers; 0: the model has no decoder
     norm_name: NormName = "layer_norm"
+    norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         if self.layers < 1:
@@ -76,7 +77,7 @@ class Site:
     def norm(self, width: int | None = None) -> nn.Module:
         """A new norm, of the stream unless another width is given."""
         width = width or self.dim
-        return nn.LayerNorm(width) if self.norm_name == "layer_norm" else nn.RMSNorm(width, eps=1e-5)
+        return (nn.LayerNorm if self.norm_name == "layer_norm" else nn.RMSNorm)(width, eps=self.norm_eps)
 
 
 class Placement(nn.Module, ABC):

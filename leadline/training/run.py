@@ -53,6 +53,14 @@ def load_config(folder: Path) -> Config:
     return configuration.load(folder / "config.toml")
 
 
+def labels_of(folder: Path) -> list[str] | None:
+    """Of a run that learnt to classify: the names of its classes, in their order."""
+    try:
+        return json.loads((folder / "run.json").read_text(encoding="utf-8"))["data"].get("labels")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def describe(folder: Path, config: Config, store: Store, device: str, chosen: dict[str, str]) -> None:
     """Write what was asked and what the run stands on; a run that goes on must stand on the same data."""
     _require_same_data(folder, store)
@@ -60,15 +68,12 @@ def describe(folder: Path, config: Config, store: Store, device: str, chosen: di
         (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
     packages = ("leadline", "torch", "numpy", "tokenizers", "safetensors", "sacrebleu")
     versions = {"python": platform.python_version()} | {name: _version(name) for name in packages}
+    known = ("key", "sha256", "splits", "labels")
     facts: dict[str, Any] = {
         "versions": versions,
         "device": device,
         "chosen": chosen,
-        "data": {
-            "key": store.manifest["key"],
-            "sha256": store.manifest["sha256"],
-            "splits": store.manifest["splits"],
-        },
+        "data": {key: store.manifest[key] for key in known if key in store.manifest},
     }
     write_json(folder / "run.json", facts)
     shutil.copyfile(store.folder / "tokenizer.json", folder / "tokenizer.json")

@@ -1,0 +1,225 @@
+"""Folders of Hugging Face's transformers: config.json, model.safetensors and a tokenizer, without a pickle.
+
+`save` writes one that `AutoModelForMaskedLM.from_pretrained` and `AutoTokenizer.from_pretrained` open; `load` makes a
+run of one, to fine-tune or to export again. Neither needs transformers to be installed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as BPE
+from torch import Tensor
+
+from leadline import config as configuration
+from leadline.config import Config, DataConfig, ModelConfig, TrainConfig
+from leadline.data.tokenizer import BERT_SPECIAL, Tokenizer
+from leadline.errors import UserError
+from leadline.exchange import bert
+from leadline.files import write_json
+from leadline.model import Transformer
+from leadline.trained import Trained
+from leadline.training import checkpoint, optim
+from leadline.training import run as runs
+
+SPECIAL_KEYS = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token", "mask_token"), BERT_SPECIAL, strict=True))
+
+
+def save(trained: Trained, out: Path, labels: list[str] | None = None) -> list[str]:
+    """Write a folder; what a user should know about it."""
+    config, tokenizer = trained.model.config, trained.tokenizer
+    kind = bert.kind_of(config)
+    pad = tokenizer.special("[PAD]")
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty: choose another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    weights = bert.to_theirs(trained.model, kind, pad)
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    described = {theirs: getattr(config, ours) for theirs, (ours, _) in bert.KEYS.items()} | {
+        "architectures": [bert.architecture(config, kind)],
+        "model_type": kind.model_type,
+        "vocab_size": trained.model.vocab_size,
+        "max_position_embeddings": len(weights[f"{kind.body}.embeddings.position_embeddings.weight"]),
+        "type_vocab_size": max(1, config.segments),
+        "tie_word_embeddings": bert.is_tied(trained.model),
+        "pad_token_id": pad,
+        "bos_token_id": tokenizer.special("[CLS]"),
+        "eos_token_id": tokenizer.special("[SEP]"),
+    }
+    if labels:
+        described |= {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
+    write_json(out / "config.json", described)
+    _save_tokenizer(tokenizer, config, out)
+    notes = []
+    if config.head == "bert" and config.classes and kind is bert.PRE:
+        notes.append("RoBERTa-PreLayerNorm has no next-sentence prediction: that head is left out")
+    if tokenizer.config.text != "raw":
+        notes.append(f"the run's text passes through Moses first (data.text={tokenizer.config.text}): do so there too")
+    return notes
+
+
+def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> None:
+    """What leadline.data.tokenizer.clean does becomes its normaliser, [CLS] a [SEP] b [SEP] its template."""
+    bpe = BPE.from_str(tokenizer.bpe.to_str())
+    steps = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    steps += [normalizers.Lowercase()] if tokenizer.config.lowercase else []
+    bpe.normalizer = normalizers.Sequence([*steps, bpe.normalizer] if bpe.normalizer else steps)
+    second = 1 if config.segments > 1 else 0
+    bpe.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair=f"[CLS] $A [SEP] $B:{second} [SEP]:{second}",
+        special_tokens=[(name, tokenizer.special(name)) for name in ("[CLS]", "[SEP]")],
+    )
+    bpe.save(str(out / "tokenizer.json"))
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    write_json(
+        out / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": config.max_length,
+            "model_input_names": inputs if config.segments else [name for name in inputs if name != "token_type_ids"],
+            **SPECIAL_KEYS,
+        },
+    )
+
+
+def load(folder: Path, out: Path) -> list[str]:
+    """Make the run `out` of a folder; what was left out."""
+    runs.require_new(out)
+    described = _json(folder / "config.json")
+    kind = bert.KINDS.get(described.get("model_type", ""))
+    if kind is None:
+        raise UserError(
+            f"{folder}/config.json is of the type {described.get('model_type')!r}: what can be imported is "
+            f"{' and '.join(bert.KINDS)}"
+        )
+    theirs = _weights(folder, kind)
+    tokenizer = _tokenizer(folder)
+    size, pad = tokenizer.vocab_size, tokenizer.special("[PAD]")
+    notes = _cut_vocabulary(theirs, kind, size, folder)
+    config = Config(
+        task="masked_lm",
+        model=_model(described, theirs, kind, pad, folder),
+        data=DataConfig(
+            source=f"imported:{folder.absolute()}",
+            source_lang="en",
+            target_lang="en",
+            vocab_size=size,
+        ),
+        train=TrainConfig(updates=1),
+    )
+    model = Transformer(size, **configuration.to_dict(config.model))
+    used = bert.from_theirs(model, kind, pad, theirs)
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.bpe.save(str(out / "tokenizer.json"))
+    checkpoint.save(out, checkpoint.State(), model, optim.optimizer(config.optim, model), keep=1)
+    (out / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
+    tied = () if described.get("tie_word_embeddings") is False else ("decoder.weight", "decoder.bias")
+    left = sorted(name for name in theirs if name not in used and not name.endswith(("position_ids", *tied)))
+    if left:
+        notes.append(f"{len(left)} weights have no place in this model and are left out: {', '.join(left[:3])}")
+    return notes
+
+
+def _cut_vocabulary(theirs: dict[str, Tensor], kind: bert.Kind, size: int, folder: Path) -> list[str]:
+    """Some models have more rows than their tokenizer has tokens: no text ever uses those."""
+    words = f"{kind.body}.embeddings.word_embeddings.weight"
+    rows = len(theirs.get(words, ()))
+    if rows < size:
+        raise UserError(f"the tokenizer of {folder} has {size} tokens, and its model only {rows}")
+    for name in (words, *(f"{kind.head}.{key}" for key in ("bias", "decoder.weight", "decoder.bias"))):
+        if name in theirs:
+            theirs[name] = theirs[name][:size]
+    return [f"{rows - size} rows of the vocabulary have no token and are left out"] if rows > size else []
+
+
+def architecture(folder: Path) -> str:
+    """What a folder says that it is."""
+    found = _json(folder / "config.json").get("architectures")
+    return found[0] if isinstance(found, list) and found else "a model"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: give a folder that transformers has saved") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return found
+
+
+def _weights(folder: Path, kind: bert.Kind) -> dict[str, Tensor]:
+    """By the names that a model with a head has; some old files call a norm's weights gamma and beta."""
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise UserError(f"{folder} has no model.safetensors: save the model with transformers' save_pretrained")
+    try:
+        tensors = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    except SafetensorError as error:
+        raise UserError(f"{files[0]} is damaged: {error}") from None
+    bare = not any(name.startswith(f"{kind.body}.") for name in tensors)
+    old = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+    found = {}
+    for name, tensor in tensors.items():
+        for before, now in old.items():
+            name = name.removesuffix(before) + now if name.endswith(before) else name
+        found[f"{kind.body}.{name}" if bare else name] = tensor.float()
+    return found
+
+
+def _model(
+    described: dict[str, Any], theirs: dict[str, Tensor], kind: bert.Kind, pad: int, folder: Path
+) -> ModelConfig:
+    if described.get("is_decoder") or described.get("position_embedding_type", "absolute") != "absolute":
+        raise UserError(f"{folder}/config.json: only encoders with absolute positions can be imported")
+    head = f"{kind.head}.{kind.head_dense}.weight" in theirs
+    last = "cls.seq_relationship" if head else "classifier" if kind is bert.BERT else "classifier.out_proj"
+    scores = theirs.get(f"{last}.weight") if f"{kind.pooler}.weight" in theirs else None
+    values = {ours: described.get(key, usual) for key, (ours, usual) in bert.KEYS.items()} | {
+        **bert.FIXED,
+        "placement": "post_ln" if kind is bert.BERT else "pre_ln",
+        "max_length": described.get("max_position_embeddings", 512) - (pad + 1 if kind is bert.PRE else 0),
+        "segments": described.get("type_vocab_size", 2),
+        "embeddings": "separate" if described.get("tie_word_embeddings") is False and head else "tied",
+        "head": "bert" if head else "linear",
+        "classes": len(scores) if scores is not None else 0,
+    }
+    return configuration.from_dict(values, ModelConfig, f"{folder}/config.json: model.")
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    if (folder / "tokenizer.json").exists():
+        found = Tokenizer.load(folder / "tokenizer.json", DataConfig()).bpe
+        found.no_padding()
+        found.no_truncation()
+    elif (folder / "vocab.txt").exists():
+        found = _word_pieces(folder)
+    else:
+        raise UserError(f"{folder} has neither tokenizer.json nor vocab.txt")
+    if missing := [name for name in BERT_SPECIAL if found.token_to_id(name) is None]:
+        raise UserError(f"the tokenizer of {folder} has no {', '.join(missing)}: only BERT's can be imported")
+    return Tokenizer(found, DataConfig())
+
+
+def _word_pieces(folder: Path) -> BPE:
+    path = folder / "tokenizer_config.json"
+    settings = _json(path) if path.exists() else {}
+    lower = settings.get("do_lower_case", True)
+    found = BPE(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token="[UNK]"))
+    found.normalizer = normalizers.BertNormalizer(
+        lowercase=lower,
+        strip_accents=settings.get("strip_accents"),
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+    )
+    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    found.decoder = decoders.WordPiece()
+    found.add_special_tokens([name for name in BERT_SPECIAL if found.token_to_id(name) is not None])
+    return found

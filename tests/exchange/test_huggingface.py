@@ -1,0 +1,281 @@
+"""Folders in and out of transformers: the same numbers on both sides, and plain words where there is no other side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from leadline.config import Config, DataConfig
+from leadline.data.tokenizer import BERT_SPECIAL, Tokenizer, learn
+from leadline.errors import UserError
+from leadline.exchange import huggingface
+from leadline.kernels.pack import pack_flat
+from leadline.model import Transformer
+from leadline.placement import PLACEMENTS
+from leadline.trained import Trained, load
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["the", "lead", "line", "sounds", "depth", "of", "a", "sea", ",", "Ünited", "harbours", "."]
+LINES = [" ".join(WORDS[i % 12 :] + WORDS[: i % 7]) for i in range(40)]
+MODEL = {
+    "encoder_layers": 3, "decoder_layers": 0, "dim": 16, "ffn_dim": 32, "heads": 4, "activation": "gelu",
+    "positions": "learned", "max_length": 24, "embed_norm": True, "segments": 2, "head": "bert",
+}  # fmt: skip
+LENGTHS = np.array([5, 9, 14])
+
+
+def scatter(model: nn.Module, seed: int = 0) -> None:
+    """Weights far from any initialisation, so that nothing is 0, 1 or symmetric by chance."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            size = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
+            centre = 0.0 if parameter.dim() > 1 else 0.7
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * size + centre)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    config = DataConfig(source_lang="en", target_lang="en", lowercase=True, vocab_size=60)
+    return Tokenizer(learn([line.lower() for line in LINES], config, documents=True), config)
+
+
+def run_of(tokenizer: Tokenizer, **changes: Any) -> Trained:
+    config = Config(task="masked_lm").set(model=MODEL | changes)
+    model = Transformer(tokenizer.vocab_size, **MODEL | changes)
+    scatter(model)
+    return Trained(config, model.eval(), tokenizer, "last")
+
+
+def inputs(vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.integers(1, vocabulary, LENGTHS.sum()), rng.integers(0, 2, LENGTHS.sum())
+
+
+def ours(model: Transformer, tokens: np.ndarray, segments: np.ndarray) -> Tensor:
+    """In one pack with filler behind it."""
+    with torch.no_grad():
+        return model(pack_flat(tokens, LENGTHS, 32, [3], 24, 5, 0, segments))
+
+
+def padded(tokens: np.ndarray, segments: np.ndarray) -> tuple[dict[str, Tensor], Tensor]:
+    """The same as a padded batch, and where its tokens are."""
+    mask = torch.arange(int(LENGTHS.max()))[None] < torch.from_numpy(LENGTHS)[:, None]
+    ids, kinds = torch.zeros(mask.shape, dtype=torch.long), torch.zeros(mask.shape, dtype=torch.long)
+    ids[mask], kinds[mask] = torch.from_numpy(tokens), torch.from_numpy(segments)
+    return {"input_ids": ids, "token_type_ids": kinds, "attention_mask": mask.long()}, mask
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    assert float(expected.std()) > 0.1
+    assert float((found - expected).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"classes": 2}, {"placement": "deepnorm"}, {"placement": "admin_constant"}, {"placement": "admin"},
+    {"placement": "ds_init", "embeddings": "separate"}, {"positions": "sinusoidal", "norm_eps": 1e-12},
+    {"placement": "pre_ln"}, {"placement": "pre_ln", "embeddings": "separate"},
+], ids=str)  # fmt: skip
+def test_an_exported_run_gives_the_same_scores(changes: dict, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    run = run_of(tokenizer, **{"placement": "post_ln"} | changes)
+    before = {name: p.clone() for name, p in run.model.named_parameters()}
+    assert huggingface.save(run, tmp_path / "out") == []
+    theirs, report = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    tokens, segments = inputs(tokenizer.vocab_size)
+    batch, mask = padded(tokens, segments)
+    with torch.no_grad():
+        found = theirs.eval()(**batch, output_hidden_states=True)
+        hidden = ours(run.model, tokens, segments)
+        close(found.logits[mask], run.model.logits(hidden)[: len(tokens)])
+        body = theirs.base_model(**batch).last_hidden_state
+        close(body[mask], hidden[: len(tokens)])
+    assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
+    if "classes" in changes:
+        whole = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "out").eval()
+        firsts = torch.from_numpy(np.cumsum(LENGTHS) - LENGTHS)
+        with torch.no_grad():
+            close(whole(**batch).seq_relationship_logits, run.model.classify(hidden, firsts))
+
+
+@pytest.mark.parametrize("placement", ["post_ln", "pre_ln", "deepnorm"])
+def test_an_exported_classifier_gives_the_same_scores(placement: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    run = run_of(tokenizer, placement=placement, head="linear", classes=3)
+    huggingface.save(run, tmp_path / "out", ["no", "perhaps", "yes"])
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert theirs.config.id2label == {0: "no", 1: "perhaps", 2: "yes"}
+    tokens, segments = inputs(tokenizer.vocab_size)
+    batch, _ = padded(tokens, segments)
+    firsts = torch.from_numpy(np.cumsum(LENGTHS) - LENGTHS)
+    with torch.no_grad():
+        close(theirs(**batch).logits, run.model.classify(ours(run.model, tokens, segments), firsts))
+
+
+def test_the_exported_tokenizer_gives_the_same_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    huggingface.save(run_of(tokenizer, placement="post_ln"), tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    first, second = "The  LEAD\tline, sounds. ", "U\u0308nited harbours?"
+    a, b = tokenizer.encode([first, second], "en")
+    cls, sep = tokenizer.special("[CLS]"), tokenizer.special("[SEP]")
+    found = theirs(first, second)
+    assert found["input_ids"] == [cls, *a, sep, *b, sep]
+    assert found["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    assert theirs(first)["input_ids"] == [cls, *a, sep]
+    assert theirs.mask_token_id == tokenizer.special("[MASK]")
+    assert theirs.pad_token_id == tokenizer.special("[PAD]")
+    assert theirs.model_max_length == 24
+
+
+def folder_of(kind: str, path: Path, **changes: Any) -> Any:
+    """A model of theirs with a vocabulary, saved."""
+    pieces = [*BERT_SPECIAL, *"abcdefgh", *(f"##{letter}" for letter in "abcdefgh")]
+    usual = {
+        "vocab_size": len(pieces), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 32, "max_position_embeddings": 24, "pad_token_id": 0,
+    }  # fmt: skip
+    described = transformers.BertConfig if kind.startswith("Bert") else transformers.RobertaPreLayerNormConfig
+    model = getattr(transformers, kind)(described(**usual | changes)).eval()
+    scatter(model)
+    model.save_pretrained(path)
+    (path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    return model
+
+
+@pytest.mark.parametrize(
+    "kind", ["BertModel", "BertForMaskedLM", "BertForPreTraining", "RobertaPreLayerNormForMaskedLM"]
+)
+@pytest.mark.parametrize("changes", [{}, {"layer_norm_eps": 1e-3, "hidden_act": "relu"}], ids=["usual", "changed"])
+def test_an_imported_folder_gives_the_same_outputs(kind: str, changes: dict, tmp_path: Path) -> None:
+    if kind.startswith("Roberta"):
+        changes = changes | {"hidden_act": "gelu"}
+    theirs = folder_of(kind, tmp_path / "theirs", **changes)
+    notes = huggingface.load(tmp_path / "theirs", tmp_path / "run")
+    run = load(tmp_path / "run", device="cpu")
+    tokens, segments = inputs(21)
+    batch, mask = padded(tokens, segments)
+    hidden = ours(run.model, tokens, segments)[: len(tokens)]
+    with torch.no_grad():
+        expected = theirs(**batch)
+        close(hidden, theirs.base_model(**batch).last_hidden_state[mask])
+        if kind != "BertModel":
+            logits = expected.prediction_logits if "PreTraining" in kind else expected.logits
+            close(run.model.logits(hidden), logits[mask])
+        if kind == "BertForPreTraining":
+            firsts = torch.from_numpy(np.cumsum(LENGTHS) - LENGTHS)
+            close(run.model.classify(hidden, firsts), expected.seq_relationship_logits)
+    assert ("bert.pooler.dense.bias" in " ".join(notes)) == (kind == "BertModel")
+    huggingface.save(run, tmp_path / "again")
+    again, before = (load_file(tmp_path / name / "model.safetensors") for name in ("again", "theirs"))
+    for name in again.keys() & before.keys():
+        used = slice(1, None) if "Roberta" in kind and "position" in name else slice(None)  # the filler's row
+        assert torch.allclose(again[name][used], before[name][used], atol=1e-6), name
+
+
+def test_a_vocabulary_alone_is_bert_s_tokenizer(tmp_path: Path) -> None:
+    folder_of("BertForMaskedLM", tmp_path / "theirs")
+    huggingface.load(tmp_path / "theirs", tmp_path / "run")
+    expected = transformers.BertTokenizer.from_pretrained(tmp_path / "theirs")
+    text = "ABBA  bad-héad cab"
+    assert load(tmp_path / "run", device="cpu").tokenizer.encode([text], "en")[0] == expected(text)["input_ids"][1:-1]
+
+
+def test_old_names_spare_rows_and_their_tokenizer_json(tmp_path: Path) -> None:
+    """google-bert's files call a norm's weights gamma and beta; others have more rows than tokens."""
+    theirs = folder_of("BertForMaskedLM", tmp_path / "theirs", vocab_size=24)
+    transformers.BertTokenizer.from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "model.safetensors"
+    weights = load_file(path)
+    swaps = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+    for new, old in swaps:
+        weights = {name.replace(new, old): tensor for name, tensor in weights.items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    (tmp_path / "theirs" / "vocab.txt").unlink(missing_ok=True)
+    assert huggingface.load(tmp_path / "theirs", tmp_path / "run") == [
+        "3 rows of the vocabulary have no token and are left out"
+    ]
+    run = load(tmp_path / "run", device="cpu")
+    tokens, segments = inputs(21)
+    batch, mask = padded(tokens, segments)
+    with torch.no_grad():
+        hidden = ours(run.model, tokens, segments)[: len(tokens)]
+        close(run.model.logits(hidden), theirs(**batch).logits[mask][:, :21])
+
+
+@pytest.mark.parametrize("placement", [
+    name for name, p in PLACEMENTS.items() if "encoder-only" in p.architectures
+    and name not in ("post_ln", "pre_ln", "deepnorm", "post_ln_init", "ds_init", "admin", "admin_constant")
+])  # fmt: skip
+def test_other_placements_say_what_can_be_exported(placement: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=f"{placement} has no counterpart in transformers: what can be exported is post"
+    ):
+        huggingface.save(run_of(tokenizer, placement=placement), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("changes", "needs"), [
+    ({"embed_norm": False}, "model.embed_norm=true"),
+    ({"norm": "rms_norm"}, "model.norm=layer_norm"),
+    ({"placement": "pre_ln", "activation": "relu"}, "model.activation=gelu"),
+    ({"decoder_layers": 1, "head": "linear"}, "an encoder alone"),
+])  # fmt: skip
+def test_what_bert_is_not_is_refused(changes: dict, needs: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"it needs {needs}$"):
+        huggingface.save(run_of(tokenizer, **{"placement": "post_ln"} | changes), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("broken", "complaint"), [
+    ({"model_type": "gpt2"}, "of the type 'gpt2': what can be imported is bert and roberta-prelayernorm"),
+    ({"hidden_act": "gelu_new"}, "model.activation cannot be 'gelu_new'"),
+    ({"num_hidden_layers": 3}, "the weights have no bert.encoder.layer.2"),
+    ({"intermediate_size": 64}, r"intermediate.dense.weight is \(32, 16\), and config.json makes it \(64, 16\)"),
+    ({"position_embedding_type": "relative_key"}, "only encoders with absolute positions"),
+])  # fmt: skip
+def test_a_folder_that_cannot_be_imported_says_why(broken: dict, complaint: str, tmp_path: Path) -> None:
+    folder_of("BertForMaskedLM", tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | broken))
+    with pytest.raises(UserError, match=complaint):
+        huggingface.load(tmp_path / "theirs", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("file", "text", "complaint"), [
+    ("config.json", None, "config.json does not exist"),
+    ("config.json", "[", "config.json is not JSON"),
+    ("model.safetensors", None, "has no model.safetensors: save the model"),
+    ("model.safetensors", "xx", "is damaged"),
+    ("vocab.txt", None, "neither tokenizer.json nor vocab.txt"),
+    ("vocab.txt", "[PAD]\n[UNK]\na\n", r"has no \[CLS\], \[SEP\], \[MASK\]"),
+])  # fmt: skip
+def test_a_damaged_folder_says_which_file(file: str, text: str | None, complaint: str, tmp_path: Path) -> None:
+    folder_of("BertModel", tmp_path / "theirs")
+    path = tmp_path / "theirs" / file
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(UserError, match=complaint):
+        huggingface.load(tmp_path / "theirs", tmp_path / "run")
+
+
+def test_the_command_line_there_and_back(leadline: Callable[..., Any], tmp_path: Path) -> None:
+    folder_of("BertModel", tmp_path / "theirs")
+    there = leadline("import", tmp_path / "theirs", tmp_path / "run")
+    assert (there.code, there.out.splitlines()[0]) == (0, f"{tmp_path}/run: a run of BertModel")
+    assert (
+        there.err == "2 weights have no place in this model and are left out: bert.pooler.dense.bias, "
+        "bert.pooler.dense.weight\n"
+    )
+    back = leadline("export", tmp_path / "run", tmp_path / "back")
+    assert (back.code, back.out) == (0, f"{tmp_path}/back: checkpoint 00000000 of {tmp_path}/run as BertModel\n")
+    assert leadline("export", tmp_path / "run", tmp_path / "back").err.endswith("is not empty: choose another folder\n")
+    assert leadline("import", tmp_path / "theirs", tmp_path / "run").code == 2
+    evaluated = leadline("evaluate", tmp_path / "run")
+    assert (evaluated.code, "is not a source" in evaluated.err) == (2, True)
