@@ -51,8 +51,10 @@ def _config(what: str, assignments: list[str] | None) -> Config:
 def _unit(config: Config) -> str:
     """What the preparation of its data counts."""
     from leadline.data.documents import holds_documents
+    from leadline.data.tables import holds_examples
 
-    return "documents" if holds_documents(config.data.source) else "pairs"
+    source = config.data.source
+    return "documents" if holds_documents(source) else "examples" if holds_examples(source) else "pairs"
 
 
 def _print_json(value: Any) -> None:
@@ -138,8 +140,9 @@ def train(
     if as_json:
         _print_json({"run": str(folder), "best_checkpoint": best, **last})
     else:
+        unit = "an example" if config.task == "classification" else "a token"
         answer.print(
-            f"{folder}: valid loss {last.get('valid_nll', float('nan')):.4f} nats a token, best checkpoint {best}",
+            f"{folder}: valid loss {last.get('valid_nll', float('nan')):.4f} nats {unit}, best checkpoint {best}",
             soft_wrap=True,
             markup=False,
         )
@@ -219,6 +222,65 @@ def _load(run: Path, which: str, device: str | None, assignments: list[str] | No
     if bad := [a for a in assignments or [] if not a.startswith("decode.")]:
         raise UserError(f"--set {bad[0]}: a trained run can only change decode.* keys, such as decode.beam=5")
     return dataclasses.replace(trained, config=configuration.override(trained.config, assignments or []))
+
+
+@app.command("finetune")
+def finetune_command(
+    run: RunFolder,
+    task: Annotated[
+        str, typer.Option(help="same_meaning, mrpc, rte, or a file or folder with columns (--set data.first=…).")
+    ] = "same_meaning",
+    source: Annotated[
+        str, typer.Option("--data", help="Where the files of mrpc or rte are; data/TASK if not given.")
+    ] = "",
+    which: Which = "best",
+    batches: Annotated[list[int] | None, typer.Option("--batch", help="Examples in a batch; may be repeated.")] = None,
+    rates: Annotated[list[float] | None, typer.Option("--lr", help="A rate to try; may be repeated.")] = None,
+    epochs: Annotated[list[int] | None, typer.Option("--epochs", help="How long; may be repeated.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's grid where nothing else is said: 30 settings.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="Runs of each setting, with seeds 1, 2, …")] = 6,
+    metric: Annotated[str, typer.Option(help="accuracy, f1 or matthews.")] = "accuracy",
+    at_once: Annotated[int, typer.Option("--jobs", help="Trainings side by side.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for runs and tables; what is there already is used.")] = Path(
+        "finetuned"
+    ),
+    assignments: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a pre-trained run to classify: mean and 95 % interval over seeds; start it again to go on with it."""
+    from leadline import finetune as tuning
+
+    if metric not in tuning.METRICS:
+        raise UserError(f"--metric cannot be {metric!r}: {nearest(metric, tuning.METRICS)}")
+    if min(seeds, at_once) < 1:
+        raise UserError("--seeds and --jobs must be at least 1")
+    usual = tuning.FULL if full else tuning.USUAL
+    grid = tuning.grid(batches or usual[0], rates or usual[1], epochs or usual[2])
+    base = tuning.configure(run, task, source, assignments or [], which)
+    folder = out / f"{Path(task).stem}-{run.resolve().name}-{which.replace(':', '')}"
+    with counting("examples") as progress, TrainingView() as view:
+        found = tuning.finetune(base, grid, seeds, at_once, folder, metric, view.show, progress)
+    if as_json:
+        shown = [asdict(each) | {"mean": each.mean, "interval": each.interval} for each in found.settings]
+        _print_json({"metric": metric, "best": asdict(found.best.setting) | {"mean": found.best.mean,
+                     "interval": found.best.interval}, "settings": shown, "cut": found.cut,
+                     "folder": str(folder), "run": str(found.run)})  # fmt: skip
+        return
+    rows = [[str(e.setting.batch), f"{e.setting.lr:g}", str(e.setting.epochs), str(len(e.scores)), str(e)]
+            for e in found.settings]  # fmt: skip
+    answer.print(f"{metric} on the validation split in %: mean over seeds ± half of its 95 % confidence interval")
+    table("", ["batch", "lr", "epochs", "runs", metric], rows)
+    if len(rows) > 1:
+        best = found.best.setting
+        answer.print(f"best: batch {best.batch}, lr {best.lr:g}, {best.epochs} epochs: {found.best}", soft_wrap=True)
+    for split, count in found.cut.items():
+        if count:
+            limit = f"model.max_length={base.model.max_length}"
+            answer.print(f"{count} examples of {split} are longer than {limit} and cut", soft_wrap=True)
+    answer.print(f"runs, results.csv and table.json: {folder}", soft_wrap=True)
+    answer.print(f"next: leadline train {found.run}/config.toml --out runs/mine, for a model to keep", soft_wrap=True)
 
 
 @app.command("export")
@@ -452,10 +514,11 @@ def data_prepare(
     answer.print(f"{folder}, vocabulary {facts['vocab_size']}", soft_wrap=True)
     for split, counts in splits.items():
         left_out = f", {counts['empty_left_out']:,} empty ones left out" if counts["empty_left_out"] else ""
-        if Store(folder).holds == "documents":
+        holds = Store(folder).holds
+        if holds == "documents":
             size = f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['tokens']:,} tokens"
         else:
-            size = f"{counts['rows']:,} pairs, {counts['tokens'][0]:,} + {counts['tokens'][1]:,} tokens"
+            size = f"{counts['rows']:,} {holds}, {counts['tokens'][0]:,} + {counts['tokens'][1]:,} tokens"
         answer.print(f"  {split}: {size}{left_out}")
 
 
@@ -467,7 +530,7 @@ def data_show(
     count: Annotated[int, typer.Option("-n", help="How many pairs or documents.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Pairs, or the sentences of documents, as the model sees them: text and tokens."""
+    """Pairs, examples, or the sentences of documents, as the model sees them: text and tokens."""
     from leadline.data.store import Store, prepare
 
     config = _config(what, assignments)

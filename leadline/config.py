@@ -74,8 +74,12 @@ class DataConfig:
     lowercase: bool = False
     tokenizer: Literal["bpe", "wordpiece"] = "bpe"  # WordPiece is learnt with some chance: a few tokens may differ
     vocab_size: int = 10000
+    vocabulary: str = ""  # a tokenizer.json to use instead of learning one: vocab_size and tokenizer then mean nothing
+    first: str = "sentence1"  # tables: the column of the text
+    second: str = "sentence2"  # tables: the column of the text that it is paired with; "": none
+    label: str = "label"  # tables: the column to guess
     size: int = 50000  # training pairs to generate, for builtin sources
-    holdout: int = 0  # pairs taken out of train for each of valid and test, where a text folder has none
+    holdout: int = 0  # pairs taken out of train for each of valid and test, where a folder has none
     valid_every: int = 200  # documents: one in so many is for validation
     seed: int = 0  # of what is generated or held out
 
@@ -124,9 +128,12 @@ class TrainConfig:
     updates: int = 0  # stop after this many; 0: epochs decide
     epochs: int = 0  # stop after this many; 0: updates decide
     batch_tokens: int = 4096  # tokens in a packed batch; of the target, where there is one
+    batch_sequences: int = 0  # classification: sequences in a batch; batch_tokens is then the most they may take
     accumulate: int = 1  # batches summed into one update
     label_smoothing: float = 0.1
     seed: int = 1
+    start: str = ""  # a run whose weights this one starts from
+    start_checkpoint: str = "best"  # which of its checkpoints: best, last, average:K or a number
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     precision: Literal["fp32", "bf16"] = "fp32"
     step: Literal["eager", "compiled", "graph"] = "eager"  # graph: the whole update captured once; CUDA only
@@ -143,6 +150,8 @@ class TrainConfig:
             raise UserError("set train.updates or train.epochs: both are 0, so training would never stop")
         if min(self.batch_tokens, self.accumulate, self.keep, self.log_every) < 1:
             raise UserError("train.batch_tokens, accumulate, keep and log_every must be at least 1")
+        if self.batch_sequences < 0:
+            raise UserError(f"train.batch_sequences must be 0 or more, not {self.batch_sequences}")
         if self.seed < 0:
             raise UserError(f"train.seed must be 0 or more, not {self.seed}")
         if not 0 <= self.label_smoothing < 1:

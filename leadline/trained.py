@@ -59,32 +59,14 @@ def load(run: str | Path, which: str = "best", device: str | None = None) -> Tra
     folder = Path(run)
     config = runs.load_config(folder)
     tokenizer_file = folder / "tokenizer.json"
-    if not tokenizer_file.exists() or not checkpoint.names(folder):
+    if not tokenizer_file.exists():
         raise UserError(f"{folder} has no checkpoint yet: train it with leadline train --resume {folder}")
     tokenizer = Tokenizer.load(tokenizer_file, config.data)
     model = Transformer(tokenizer.vocab_size, **configuration.to_dict(config.model))
-    name, weights = _weights(folder, which)
+    name, weights = checkpoint.choose(folder, which)
     checkpoint.restore_model(model, weights, f"checkpoint {name} of {folder}")
     on = find_device(device or (config.train.device if torch.cuda.is_available() else "cpu"))
     if on.type == "cpu" and config.train.precision == "bf16":
         config = config.set(train={"precision": "fp32", "device": "cpu"})  # bf16 is for the GPU it was trained on
     model.use_attention(attention.choose(on, config.train.precision, config.model.head_width, 0.0))
     return Trained(config, model.to(on).eval(), tokenizer, name)
-
-
-def _weights(folder: Path, which: str) -> tuple[str, dict[str, torch.Tensor]]:
-    known = checkpoint.names(folder)
-    if which.startswith("average:"):
-        count = which.removeprefix("average:")
-        if not count.isdigit() or int(count) < 1:
-            raise UserError(f"checkpoint {which!r}: write average:K with a number of checkpoints, such as average:5")
-        return which, checkpoint.average(folder, int(count))
-    name = {"best": checkpoint.best(folder) or known[-1], "last": known[-1]}.get(which, which.zfill(8))
-    if name not in known:
-        raise UserError(f"{folder} has no checkpoint {which!r}: it has best, last, average:K and {', '.join(known)}")
-    try:
-        return name, checkpoint.read(folder, name)[1]
-    except checkpoint.Damaged as error:
-        raise UserError(
-            f"{error}: choose another with --checkpoint ({', '.join(n for n in known if n != name)})"
-        ) from None

@@ -4,7 +4,7 @@ builtin:numerals   number words, dates, amounts and names in many languages, mad
 text:FOLDER        train.de, train.en, valid.de, …; plain, .gz or .xz
 hf:NAME_OR_PATH    a Hugging Face dataset with a `translation` column or a column a language
 
-Sources of documents are in leadline.data.documents.
+Sources of documents are in leadline.data.documents, of labelled text in leadline.data.tables.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def open_source(config: DataConfig) -> Source:
     raise UserError(
         f"data.source={config.source!r} is not a source: "
         "use builtin:numerals, text:FOLDER or hf:NAME_OR_PATH for pairs of sentences, "
-        "builtin:python-docs or documents:PATH for documents, or prepared:FOLDER"
+        "builtin:python-docs or documents:PATH for documents, builtin:same-meaning or table:PATH for labelled text, "
+        "or prepared:FOLDER"
     )
 
 

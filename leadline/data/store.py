@@ -6,7 +6,7 @@
     FOLDER/train-00000.ends.npy   [rows, 2] where each side of each row ends
     FOLDER/valid.text.jsonl       the sentences themselves, for BLEU (valid and test only)
 
-Documents have other shards: see leadline.data.corpus.
+Documents have other shards (leadline.data.corpus), and labelled text has labels too (leadline.data.labelled).
 A folder is written under another name and renamed when complete, so it is whole or absent.
 """
 
@@ -29,9 +29,10 @@ import numpy as np
 
 from leadline import config as configuration
 from leadline.config import DataConfig
-from leadline.data import corpus
+from leadline.data import corpus, labelled
 from leadline.data.documents import Documents, holds_documents, open_documents
 from leadline.data.sources import Pair, Source, open_source
+from leadline.data.tables import holds_examples, open_examples
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
 from leadline.files import sha256
@@ -54,12 +55,11 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
         folder = Path(config.source.removeprefix("prepared:")).expanduser()
         _manifest(folder)
         return folder
-    documents = holds_documents(config.source)
-    source: Any = open_documents(config) if documents else open_source(config)
-    key = hashlib.sha256(
-        json.dumps([FORMAT, configuration.to_dict(config) | {"source": ""}, source.fingerprint()]).encode()
-    ).hexdigest()
-    name = "documents" if documents else f"{config.source_lang}-{config.target_lang}"
+    documents, examples = holds_documents(config.source), holds_examples(config.source)
+    opens: Any = open_documents if documents else open_examples if examples else open_source
+    source = opens(config)
+    key = _key(config, source.fingerprint())
+    name = "documents" if documents else "examples" if examples else f"{config.source_lang}-{config.target_lang}"
     folder = out.resolve() if out else cache_folder() / f"{name}-{key[:16]}"
     if (folder / "manifest.json").exists() and _manifest(folder)["key"] == key:
         return folder
@@ -68,18 +68,37 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
     if documents:
         _make_documents(folder, config, source, key, progress)
     else:
-        _make_pairs(folder, config, source, key, progress)
+        build = labelled.build if examples else _build
+        _make_whole(folder, config, key, lambda building: build(building, config, source, progress))
     if _manifest(folder)["key"] != key:
         raise UserError(f"{folder} was changed by another process while it was being prepared: prepare it again")
     return folder
 
 
-def _make_pairs(folder: Path, config: DataConfig, source: Source, key: str, progress: Progress) -> None:
+def _key(config: DataConfig, fingerprint: str) -> str:
+    """Of everything that makes a difference to the tokens, which is not where something lies."""
+    options = configuration.to_dict(config) | {"source": ""}
+    parts: list[Any] = [FORMAT, options, fingerprint]
+    if vocabulary := options.pop("vocabulary"):
+        parts.append(sha256(_existing(Path(vocabulary).expanduser())))
+    if not holds_examples(config.source):
+        for column in ("first", "second", "label"):
+            del options[column]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise UserError(f"data.vocabulary: {path} does not exist: give a tokenizer.json")
+    return path
+
+
+def _make_whole(folder: Path, config: DataConfig, key: str, build: Callable[[Path], dict[str, Any]]) -> None:
     building = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     try:
-        _build(building, config, source, key, progress)
+        _write_manifest(building, config, key, build(building))
         shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # another process may have prepared the same data meanwhile
             building.rename(folder)
@@ -107,7 +126,8 @@ def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _build(folder: Path, config: DataConfig, source: Source, key: str, progress: Progress) -> None:
+def _build(folder: Path, config: DataConfig, source: Source, progress: Progress) -> dict[str, Any]:
+    """Fill a folder with pairs; what the manifest says of it."""
     bpe = learn(_sentences(source, config, progress), config)
     bpe.save(str(folder / "tokenizer.json"))
     tokenizer = Tokenizer(bpe, config)
@@ -116,8 +136,7 @@ def _build(folder: Path, config: DataConfig, source: Source, key: str, progress:
         if not facts["rows"]:
             raise UserError(f"the {split} split of {config.source} has no pair with text on both sides")
     hashes = {path.name: sha256(path) for path in sorted(folder.iterdir())}
-    facts = {"holds": "pairs", "vocab_size": tokenizer.vocab_size, "splits": splits, "sha256": hashes}
-    _write_manifest(folder, config, key, facts)
+    return {"holds": "pairs", "vocab_size": tokenizer.vocab_size, "splits": splits, "sha256": hashes}
 
 
 def _write_manifest(folder: Path, config: DataConfig, key: str, facts: dict[str, Any]) -> None:
@@ -266,15 +285,21 @@ class Store:
 
     @property
     def holds(self) -> str:
-        """pairs (of sentences) or documents"""
+        """pairs (of sentences), documents or examples (of labelled text)"""
         return self.manifest.get("holds", "pairs")
 
-    def split(self, name: str) -> Split:
-        paths = [self.folder / f"{name}-{shard:05d}" for shard in range(self._shards(name, "pairs"))]
+    def split(self, name: str, kind: str = "pairs") -> Split:
+        paths = [self.folder / f"{name}-{shard:05d}" for shard in range(self._shards(name, kind))]
         with self._opening(name):
             ends = [np.load(f"{path}.ends.npy", mmap_mode="r") for path in paths]
             tokens = [np.load(f"{path}.tokens.npy", mmap_mode="r") for path in paths]
         return Split(tokens, ends, np.cumsum([0, *(len(e) for e in ends)]))
+
+    def labels(self, name: str) -> np.ndarray:
+        """[rows] of a split of examples: which of manifest["labels"]."""
+        self._shards(name, "examples")
+        with self._opening(name):
+            return np.load(self.folder / f"{name}.labels.npy")
 
     def documents(self, name: str) -> list[corpus.Shard]:
         numbers = self._shards(name, "documents")
@@ -282,18 +307,20 @@ class Store:
             return corpus.open_shards(self.folder, name, numbers)
 
     def first(self, name: str, count: int) -> list[list[np.ndarray]]:
-        """The first pairs or documents of a split: the tokens of their sentences."""
-        if self.holds == "pairs":
-            rows = self.split(name)
-            return [list(rows[i]) for i in range(min(count, len(rows)))]
+        """The first pairs, documents or examples of a split: the tokens of their sentences."""
+        if self.holds != "documents":
+            rows = self.split(name, self.holds)
+            return [[side for side in rows[i] if len(side)] for i in range(min(count, len(rows)))]
         found = (document for shard in self.documents(name) for document in shard.each())
         return list(itertools.islice(found, count))
 
     def _shards(self, name: str, kind: str) -> Any:
         """What the manifest says of a split's shards."""
         if self.holds != kind:
-            needed = {"pairs": "data.source=text:FOLDER", "documents": "data.source=documents:PATH"}[kind]
-            raise UserError(f"{self.folder} holds {self.holds}, and this task needs {kind}: prepare them with {needed}")
+            needed = {"pairs": "text:FOLDER", "documents": "documents:PATH", "examples": "table:PATH"}[kind]
+            raise UserError(
+                f"{self.folder} holds {self.holds}, and this task needs {kind}: prepare them with data.source={needed}"
+            )
         if name not in self.manifest["splits"]:
             raise UserError(f"{self.folder} has no {name} split, only {', '.join(self.manifest['splits'])}")
         return self.manifest["splits"][name]["shards"]

@@ -33,8 +33,10 @@ def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> 
     """Joint over already cleaned lines of all languages.
 
     Documents have BERT's special tokens, their rarest characters are unknown, and spaces at punctuation do not count,
-    so that every word and every punctuation mark begins with a token of its own.
+    so that every word and every punctuation mark begins with a token of its own. `data.vocabulary` is used as it is.
     """
+    if config.vocabulary:
+        return Tokenizer.load(Path(config.vocabulary).expanduser(), config).bpe
     special = BERT_SPECIAL if documents else SPECIAL
     options: dict[str, Any] = {"vocab_size": config.vocab_size, "special_tokens": special, "show_progress": False}
     if documents:

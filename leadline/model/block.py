@@ -16,9 +16,7 @@ from leadline.placement import Placement, Site, Stack, find
 
 
 def site_of(config: ModelConfig, stack: Stack, index: int) -> Site:
-    return Site(
-        config.dim, stack, index, config.encoder_layers, config.decoder_layers, config.norm, config.norm_eps
-    )
+    return Site(config.dim, stack, index, config.encoder_layers, config.decoder_layers, config.norm, config.norm_eps)
 
 
 class Block(nn.Module):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from leadline.config import Config
 from leadline.errors import UserError, nearest
 from leadline.recipes.bert import bert_base_post_ln, bert_base_pre_ln, bert_small_post_ln, bert_small_pre_ln
+from leadline.recipes.glue import mrpc, rte, same_meaning
 from leadline.recipes.iwslt14 import iwslt14_deepnorm, iwslt14_post_ln, iwslt14_pre_ln
 from leadline.recipes.numerals import numerals
 
@@ -19,6 +20,9 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "bert_base_post_ln": bert_base_post_ln,
     "bert_small_pre_ln": bert_small_pre_ln,
     "bert_small_post_ln": bert_small_post_ln,
+    "mrpc": mrpc,
+    "rte": rte,
+    "same_meaning": same_meaning,
 }
 
 
@@ -38,5 +42,8 @@ __all__ = [
     "iwslt14_deepnorm",
     "iwslt14_post_ln",
     "iwslt14_pre_ln",
+    "mrpc",
     "numerals",
+    "rte",
+    "same_meaning",
 ]

@@ -31,6 +31,7 @@ class Job:
     name: str  # for people
     config: Config
     data_key: str  # of the prepared data: see leadline.data.store
+    start: str = ""  # of the weights it starts from, where train.start names a run: see checkpoint.fingerprint
 
     @property
     def key(self) -> str:
@@ -43,7 +44,10 @@ class Job:
             section: {k: v for k, v in keys.items() if v != usual[section][k]} if isinstance(keys, dict) else keys
             for section, keys in ours.items()
         } | {"data": self.data_key}
-        values["train"].pop("device", None)
+        for place in ("device", "start", "start_checkpoint"):
+            values["train"].pop(place, None)
+        if self.start:
+            values["start"] = self.start
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def folder(self, root: Path) -> Path:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from leadline.errors import UserError, nearest
 from leadline.tasks.base import Task
+from leadline.tasks.classification import Classification
 from leadline.tasks.masked_lm import MaskedLM
 from leadline.tasks.translation import Translation
 
-TASKS: dict[str, type[Task]] = {"translation": Translation, "masked_lm": MaskedLM}
+TASKS: dict[str, type[Task]] = {"translation": Translation, "masked_lm": MaskedLM, "classification": Classification}
 
 
 def find(name: str) -> type[Task]:
@@ -16,4 +17,4 @@ def find(name: str) -> type[Task]:
     return TASKS[name]
 
 
-__all__ = ["TASKS", "MaskedLM", "Task", "Translation", "find"]
+__all__ = ["TASKS", "Classification", "MaskedLM", "Task", "Translation", "find"]

@@ -32,6 +32,7 @@ class Task(Protocol):
     shape: Shape
     store: Any  # what it was made from
     skipped: int  # training rows left out because they are longer than model.max_length
+    cut: int  # training rows of which the end is left out for the same reason
 
     def __init__(self, config: Config, store: Any) -> None: ...
     def build_model(self) -> Transformer: ...

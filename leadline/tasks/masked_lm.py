@@ -57,7 +57,7 @@ class Batch:
 
 
 class MaskedLM:
-    skipped = 0  # what is too long is cut
+    skipped = cut = 0  # what is too long goes on in another sequence
 
     def __init__(self, config: Config, store: Store) -> None:
         _require_usable(config)

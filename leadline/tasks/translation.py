@@ -81,6 +81,8 @@ def _ended(side: Flat) -> np.ndarray:
 
 
 class Translation:
+    cut = 0
+
     def __init__(self, config: Config, store: Store) -> None:
         if not config.model.encoder_layers or not config.model.decoder_layers:
             raise UserError("translation needs an encoder and a decoder: set both layer counts to at least 1")

@@ -277,6 +277,14 @@ def restore_model(model: nn.Module, tensors: dict[str, Tensor], where: str) -> N
             parameter.copy_(tensors[name])
 
 
+def restore_part(model: nn.Module, tensors: dict[str, Tensor], where: str, new: set[nn.Parameter]) -> None:
+    """Copy weights by name into all but `new`; what the model has no place for is left out."""
+    own = dict(model.named_parameters())
+    kept = {name: parameter for name, parameter in own.items() if parameter in new}
+    found = {name: tensor for name, tensor in tensors.items() if name in own.keys() - kept.keys()}
+    restore_model(model, {name: parameter.detach() for name, parameter in kept.items()} | found, where)
+
+
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     own = dict(model.named_parameters())
     fused = bool(optimizer.param_groups[0].get("fused"))
@@ -305,3 +313,33 @@ def average(run: Path, count: int) -> dict[str, Tensor]:
         for key, tensor in tensors.items():
             total[key] = total[key] + tensor.double() if key in total else tensor.double()
     return {key: (tensor / count).float() for key, tensor in total.items()}
+
+
+def fingerprint(weights: dict[str, Tensor]) -> str:
+    """Changes when a weight does."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name} {tuple(weights[name].shape)} ".encode())
+        digest.update(weights[name].contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def choose(run: Path, which: str) -> tuple[str, dict[str, Tensor]]:
+    """The weights of `which`: best, last, average:K, or the number of a checkpoint; and its name."""
+    known = names(run)
+    if not known:
+        raise UserError(f"{run} has no checkpoint yet: train it with leadline train --resume {run}")
+    if which.startswith("average:"):
+        count = which.removeprefix("average:")
+        if not count.isdigit() or int(count) < 1:
+            raise UserError(f"checkpoint {which!r}: write average:K with a number of checkpoints, such as average:5")
+        return which, average(run, int(count))
+    name = {"best": best(run) or known[-1], "last": known[-1]}.get(which, which.zfill(8))
+    if name not in known:
+        raise UserError(f"{run} has no checkpoint {which!r}: it has best, last, average:K and {', '.join(known)}")
+    try:
+        return name, read(run, name)[1]
+    except Damaged as error:
+        raise UserError(
+            f"{error}: choose another with --checkpoint ({', '.join(n for n in known if n != name)})"
+        ) from None

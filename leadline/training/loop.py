@@ -110,15 +110,30 @@ def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep
 
 
 def _restore(setup: Setup) -> State:
-    """The last whole checkpoint, or the beginning."""
+    """The last whole checkpoint, or another run's weights, or the beginning."""
     found = checkpoint.read_latest(setup.folder, lambda message: setup.tell("message", 0, message=message))
     if not found:
+        if setup.config.train.start:
+            _start_from(setup, Path(setup.config.train.start), setup.config.train.start_checkpoint)
         return State()
     state, weights, moments = found
     checkpoint.restore_model(setup.model, weights, str(setup.folder))
     checkpoint.restore_optimizer(setup.model, setup.step.optimizer, moments)
     setup.step.restored()
     return state
+
+
+def _start_from(setup: Setup, run: Path, which: str) -> None:
+    """The weights of a run, but for heads that it does not have or had for something else."""
+    model, before = setup.model, runs.load_config(run)
+    name, weights = checkpoint.choose(run, which)
+    known: list[tuple[Any, bool]] = [(model.head, before.model.head == "bert")]
+    if model.classifier is not None:
+        known += [(model.classifier.dense, before.model.classes > 0)]
+        known += [(model.classifier.out, before.model.classes > 0 and before.task == setup.config.task)]
+    new = {parameter for module, is_known in known if module and not is_known for parameter in module.parameters()}
+    checkpoint.restore_part(model, weights, f"checkpoint {name} of {run}", new)
+    setup.step.restored()
 
 
 def _train(setup: Setup, signals: list[int]) -> None:
@@ -132,6 +147,9 @@ def _train(setup: Setup, signals: list[int]) -> None:
     if setup.task.skipped:
         limit = f"model.max_length={config.model.max_length}"
         setup.tell("message", 0, message=f"{setup.task.skipped} training pairs are longer than {limit} and left out")
+    if setup.task.cut:
+        limit = f"model.max_length={config.model.max_length}"
+        setup.tell("message", 0, message=f"{setup.task.cut} training examples are longer than {limit} and cut")
     if _is_last(state, config) or _gives_up(state, config):
         setup.tell("message", state.update, message="this run is complete: nothing is left to train")
         return

@@ -42,8 +42,12 @@ def require_new(folder: Path) -> None:
 def absolute(config: Config) -> Config:
     """A folder named relative to here must be found from anywhere."""
     kind, _, rest = config.data.source.partition(":")
-    if kind in ("text", "documents", "prepared"):
-        return config.set(data={"source": f"{kind}:{Path(rest).expanduser().absolute()}"})
+    if kind in ("text", "documents", "table", "prepared"):
+        config = config.set(data={"source": f"{kind}:{Path(rest).expanduser().absolute()}"})
+    if config.data.vocabulary:
+        config = config.set(data={"vocabulary": str(Path(config.data.vocabulary).expanduser().absolute())})
+    if config.train.start:
+        config = config.set(train={"start": str(Path(config.train.start).expanduser().absolute())})
     return config
 
 

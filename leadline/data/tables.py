@@ -1,0 +1,209 @@
+"""Where labelled text comes from. A source gives examples of a split: a text or two, and a label, as a stream.
+
+table:PATH            a file of rows with named columns, or a folder with files train, valid (or dev, validation) and
+                      test: .tsv (no quotes, as GLUE's), .csv, .jsonl; plain, .gz or .xz. The columns are data.first,
+                      data.second ("" where an example is one text) and data.label
+builtin:same-meaning  do two expressions of a number, a date or an amount mean the same? Made on the spot
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from leadline.config import DataConfig
+from leadline.data import numerals, same_meaning
+from leadline.errors import UserError, nearest
+from leadline.text import lines_of
+
+NAMES = {"train": ("train",), "valid": ("valid", "dev", "validation"), "test": ("test",)}
+KINDS = (".tsv", ".csv", ".jsonl", ".ndjson", ".json")
+
+
+class Example(NamedTuple):
+    first: str
+    second: str  # "" where there is only one text
+    label: str
+    where: str  # it stands, for people
+
+
+class Examples(Protocol):
+    def fingerprint(self) -> str:
+        """Changes when the examples change."""
+
+    def examples(self, split: str) -> Iterator[Example]:
+        """The split from its beginning; UserError where it is damaged."""
+
+    def splits(self) -> tuple[str, ...]:
+        """Those that exist: always train and valid."""
+
+
+def holds_examples(source: str) -> bool:
+    return source.startswith("table:") or source == "builtin:same-meaning"
+
+
+def open_examples(config: DataConfig) -> Examples:
+    if config.source == "builtin:same-meaning":
+        return SameMeaning(config)
+    return Table(Path(config.source.removeprefix("table:")).expanduser(), config)
+
+
+class SameMeaning:
+    def __init__(self, config: DataConfig) -> None:
+        self.config = config
+        self.sizes = {"train": config.size, "valid": 500, "test": 500}
+
+    def fingerprint(self) -> str:
+        code = b"".join(Path(str(module.__file__)).read_bytes() for module in (numerals, same_meaning))
+        return hashlib.sha256(code).hexdigest()
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.sizes)
+
+    def examples(self, split: str) -> Iterator[Example]:
+        language, size = self.config.source_lang, self.sizes[split]
+        if language not in numerals.LANGUAGES:
+            raise UserError(f"data.source_lang={language!r}: {nearest(language, numerals.LANGUAGES)}")
+        for number, texts in enumerate(same_meaning.pairs(language, split, size, self.config.seed), 1):
+            yield Example(*texts, f"{split}, example {number}")
+
+
+class Table:
+    def __init__(self, path: Path, config: DataConfig) -> None:
+        if not path.exists():
+            raise UserError(
+                f"data.source: {path} does not exist: give a .tsv, .csv or .jsonl file, or a folder of them"
+            )
+        self.path, self.config = path, config
+        self.columns = [name for name in (config.first, config.second, config.label) if name]
+        found = {split: _find(path, names) for split, names in NAMES.items()} if path.is_dir() else {"train": path}
+        self._own = {split: file for split, file in found.items() if file}
+        if "train" not in self._own:
+            raise UserError(f"{path} has no train.tsv, train.csv or train.jsonl (nor .gz, .xz of them)")
+        if "valid" not in self._own and not config.holdout:
+            raise UserError(
+                f"{path} has no examples for validation: add a valid or dev file to a folder, or hold some out of "
+                "train with data.holdout=500"
+            )
+        if "test" in self._own and not self._has_labels(self._own["test"]):
+            del self._own["test"]  # as GLUE gives them out
+
+    def _has_labels(self, path: Path) -> bool:
+        return self.config.label in next(rows_of(path), (0, {}))[1]
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(NAMES) if self.config.holdout else tuple(self._own)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for split, path in self._own.items():
+            digest.update(f"{split} {path.suffixes} ".encode() + path.read_bytes())
+        return digest.hexdigest()
+
+    def examples(self, split: str) -> Iterator[Example]:
+        if split in self._own and not (split == "train" and self.config.holdout):
+            yield from self._read(self._own[split])
+            return
+        chosen = self._held_out()
+        for number, example in enumerate(self._read(self._own["train"])):
+            if chosen.get(number, "train") == split:
+                yield example
+
+    def _read(self, path: Path) -> Iterator[Example]:
+        count = 0
+        for line, row in rows_of(path):
+            count += 1
+            for column in self.columns:
+                if column not in row:
+                    key = next(key for key in ("first", "second", "label") if getattr(self.config, key) == column)
+                    raise UserError(
+                        f"{path}, line {line}: there is no column {column!r}: set data.{key}; {nearest(column, row)}"
+                    )
+            label = row[self.config.label].strip()
+            if not label:
+                raise UserError(
+                    f"{path}, line {line}: the column {self.config.label!r} is empty: every example needs it"
+                )
+            second = row[self.config.second] if self.config.second else ""
+            yield Example(row[self.config.first], second, label, f"{path}, line {line}")
+        if not count:
+            raise UserError(
+                f"{path} has no examples: it is empty" + ("" if _kind(path) in JSON else " but for its header")
+            )
+
+    def _held_out(self) -> dict[int, str]:
+        """The numbers of the examples of train that serve as the splits that have no file of their own."""
+        wanted = [split for split in ("valid", "test") if split not in self._own]
+        total = sum(1 for _ in self._read(self._own["train"]))
+        needed = self.config.holdout * len(wanted)
+        if needed * 2 > total:
+            raise UserError(
+                f"data.holdout={self.config.holdout} would take {needed} of the {total} examples: choose fewer"
+            )
+        numbers = random.Random(self.config.seed).sample(range(total), needed)
+        return {number: wanted[i // self.config.holdout] for i, number in enumerate(numbers)}
+
+
+JSON = (".jsonl", ".ndjson", ".json")
+
+
+def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
+    candidates = (folder / f"{n}{kind}{packed}" for n in names for kind in KINDS for packed in ("", ".gz", ".xz"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _kind(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz").removesuffix(".xz")).suffix.lower()
+
+
+def rows_of(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line, text by column) of each row; blank lines are none."""
+    kind = _kind(path)
+    if kind in JSON:
+        return _json_rows(path)
+    if kind not in KINDS:
+        raise UserError(f"{path} is neither .tsv nor .csv nor .jsonl: rename it to what it is")
+    return _headed_rows(path, _quoted(path) if kind == ".csv" else _plain(path))
+
+
+def _plain(path: Path) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(lines_of(path), 1):
+        if line.strip():
+            yield number, line.split("\t")
+
+
+def _quoted(path: Path) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader((line + "\n" for line in lines_of(path)), strict=True)
+    try:
+        for fields in reader:
+            if fields:
+                yield reader.line_num, fields
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
+
+
+def _headed_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, dict[str, str]]]:
+    _, header = next(rows, (0, []))
+    for line, fields in rows:
+        if len(fields) != len(header):
+            raise UserError(f"{path}, line {line}: {len(fields)} columns, and the header has {len(header)}")
+        yield line, dict(zip(header, fields, strict=True))
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    for number, line in enumerate(lines_of(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row: Any = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: not JSON ({error}): write one object a line") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {number}: not a JSON object of columns")
+        plain = {key: value for key, value in row.items() if isinstance(value, str | int | float | bool)}
+        yield number, {key: v if isinstance(v, str) else json.dumps(v) for key, v in plain.items()}

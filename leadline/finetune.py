@@ -1,0 +1,192 @@
+"""Fine-tuning of a pre-trained run over a grid of settings, several seeds each, as Xiong et al. 2020 do it on GLUE.
+
+Every run starts from the weights of RUN with a new classifier (and RUN's pooler, if it has one), rises to its rate over
+the first tenth of its updates and falls in a straight line to 0. Its score is that of the last epoch on the validation
+split. What is finished is not done again; what was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leadline import config as configuration
+from leadline import recipes
+from leadline.config import Config
+from leadline.data.store import Progress, Store, prepare
+from leadline.errors import UserError, nearest
+from leadline.files import write_json
+from leadline.reproduce.interval import mean_and_interval
+from leadline.reproduce.jobs import Job, Result, execute, finished
+from leadline.tasks import Classification
+from leadline.training import checkpoint
+from leadline.training import run as runs
+
+TASKS = ("same_meaning", "mrpc", "rte")
+METRICS = ("accuracy", "f1", "matthews")
+WARMUP = 0.1  # of the updates
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    batch: int  # sentences or pairs
+    lr: float
+    epochs: int
+
+
+def grid(batches: Sequence[int], rates: Sequence[float], epochs: Sequence[int]) -> list[Setting]:
+    if min(*batches, *epochs) < 1 or min(rates) <= 0:
+        raise UserError("--batch and --epochs must be at least 1, --lr above 0")
+    return [Setting(*each) for each in product(batches, rates, epochs)]
+
+
+USUAL: Any = ([32], [5e-5], [3])
+# Xiong et al. 2020: batches of 16 and 32, rates from 1e-5 to 1e-4, 3 to 8 epochs.
+FULL: Any = ([16, 32], [1e-5, 2e-5, 3e-5, 5e-5, 1e-4], [3, 5, 8])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a setting's runs have scored."""
+
+    setting: Setting
+    scores: list[float]  # of the runs that did not diverge
+    diverged: int
+
+    @property
+    def mean(self) -> float:
+        return mean_and_interval(self.scores)[0]
+
+    @property
+    def interval(self) -> float:
+        """Half the width of the mean's 95 % confidence interval."""
+        return mean_and_interval(self.scores)[1]
+
+    def __str__(self) -> str:
+        if not self.scores:
+            return "diverged" if self.diverged else "–"
+        text = f"{100 * self.mean:.1f}"
+        text += f" ± {100 * self.interval:.1f}" if len(self.scores) > 1 else ""
+        return text + (f" ({self.diverged} diverged)" if self.diverged else "")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A whole grid."""
+
+    settings: list[Found]
+    best: Found
+    folder: Path
+    run: Path  # one of the best setting's
+    cut: dict[str, int]  # examples of each split of which the end did not fit
+
+
+def configure(run: Path, task: str, source: str, assignments: Sequence[str], which: str) -> Config:
+    """What all runs have in common: the model and the text of RUN, the rest of the task's recipe."""
+    given = ("optim.lr", "optim.warmup", "train.epochs", "train.updates", "train.batch_sequences", "train.seed")
+    for assignment in assignments:
+        if (key := assignment.partition("=")[0].strip()) in given:
+            raise UserError(f"--set {key}: the grid decides; use --lr, --epochs, --batch and --seeds")
+    known = task.replace("-", "_") in TASKS
+    if not known and not Path(task).expanduser().exists():
+        raise UserError(f"--task {task!r} is neither a task nor a file or folder: {nearest(task, TASKS)}")
+    recipe = recipes.find(task.replace("-", "_") if known else "rte")
+    source = source or ("" if known else task)
+    before = runs.load_config(run)
+    if not before.model.encoder_layers or before.model.decoder_layers:
+        raise UserError(f"{run} is not an encoder alone, so it cannot be fine-tuned to classify: give a BERT run")
+    columns = ("source", "first", "second", "label", "holdout", "size")
+    gpu = torch.cuda.is_available() and before.train.device != "cpu"
+    config = replace(
+        recipe,
+        model=replace(before.model, head="linear", classes=2),
+        data=replace(
+            before.data,
+            **{key: getattr(recipe.data, key) for key in columns} | ({"source": f"table:{source}"} if source else {}),
+            vocabulary=str(run / "tokenizer.json"),
+        ),
+        train=replace(
+            recipe.train,
+            start=str(run),
+            start_checkpoint=which,
+            device=before.train.device if gpu else "cpu",
+            precision=before.train.precision if gpu else "fp32",
+            step=before.train.step if gpu else "eager",
+        ),
+    )
+    return runs.absolute(configuration.override(config, list(assignments)))
+
+
+def finetune(
+    base: Config,
+    settings: Sequence[Setting],
+    seeds: int,
+    at_once: int,
+    out: Path,
+    metric: str = "accuracy",
+    on_event: Callable[[str, Any], None] = lambda name, event: None,
+    progress: Progress = lambda what, done: None,
+) -> Tuned:
+    """Train what is not there yet; writes results.csv (a row a run) and table.json (a row a setting)."""
+    name, weights = checkpoint.choose(Path(base.train.start), base.train.start_checkpoint)
+    store = Store(prepare(base.data, progress=progress))
+    rows = store.manifest["splits"]["train"]["rows"]
+    room = max(setting.batch for setting in settings) * base.model.max_length
+    base = base.set(
+        model={"classes": len(store.manifest.get("labels", ()))},
+        train={"batch_tokens": room, "start_checkpoint": name},
+    )
+    task = Classification(base, store)  # mistakes come to light before anything is trained
+    cut = {split: task.examples(split).cut for split in store.manifest["splits"]}
+    start = checkpoint.fingerprint(weights)
+
+    def job(setting: Setting, seed: int) -> Job:
+        warmup = round(WARMUP * setting.epochs * math.ceil(rows / setting.batch))
+        config = base.set(
+            optim={"lr": setting.lr, "warmup": warmup},
+            train={"epochs": setting.epochs, "batch_sequences": setting.batch, "seed": seed},
+        )
+        text = f"batch {setting.batch}, lr {setting.lr:g}, {setting.epochs} epochs, seed {seed}"
+        return Job(text, config, store.manifest["key"], start)
+
+    planned = {(setting, seed): job(setting, seed) for setting in settings for seed in range(1, seeds + 1)}
+    try:
+        execute(list(planned.values()), out / "runs", at_once, on_event)
+    finally:  # also of a grid that was stopped: what there is
+        results = {key: result for key, each in planned.items() if (result := finished(each, out / "runs"))}
+        found = [summary(s, [r for (of, _), r in results.items() if of == s], metric) for s in settings]
+        _write(out, results, found, metric, base)
+    best = max(found, key=lambda each: -math.inf if math.isnan(each.mean) else each.mean)
+    return Tuned(found, best, out, planned[best.setting, 1].folder(out / "runs"), cut)
+
+
+def summary(setting: Setting, results: Sequence[Result], metric: str) -> Found:
+    scores = [result[f"valid_{metric}"] for result in results if not result["diverged"]]
+    return Found(setting, scores, sum(bool(result["diverged"]) for result in results))
+
+
+def _write(
+    out: Path, results: dict[tuple[Setting, int], Result], found: Sequence[Found], metric: str, base: Config
+) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    kept = [f"valid_{name}" for name in ("nll", *METRICS)]
+    writer.writerow(["batch", "lr", "epochs", "seed", *kept, "diverged", "seconds"])
+    for (setting, seed), result in results.items():
+        values = [result.get(key, "") for key in kept]
+        writer.writerow(
+            [setting.batch, setting.lr, setting.epochs, seed, *values, bool(result["diverged"]), result["seconds"]]
+        )
+    (out / "results.csv").write_text(text.getvalue(), encoding="utf-8")
+    settings = [asdict(each) | {"mean": each.mean, "interval": each.interval} for each in found]
+    of = {"start": base.train.start, "checkpoint": base.train.start_checkpoint, "data": base.data.source}
+    write_json(out / "table.json", of | {"metric": metric, "settings": settings})

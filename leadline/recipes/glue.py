@@ -1,0 +1,45 @@
+"""Fine-tuning as in Xiong et al. 2020, section 4.2, on two tasks of GLUE, and a task that needs no data.
+
+The schedule is Devlin et al. 2018's: AdamW, a rise over the first tenth of the updates, a straight line to 0.
+`leadline finetune RUN --task mrpc` takes the model and the vocabulary of RUN instead of those here, and tries several
+rates, batch sizes and numbers of epochs; `leadline train mrpc` trains from nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from leadline.config import Config, DataConfig
+from leadline.recipes.bert import bert_base_pre_ln, bert_small_pre_ln
+
+OPTIM = {"lr": 5e-5, "clip": 1.0, "schedule": "linear", "warmup": 0}
+# The most a batch may take: 32 of the longest of BERT's sequences. What is needed is known when the data is.
+TRAIN = {"updates": 0, "epochs": 3, "accumulate": 1, "eval_every": 0, "keep": 1, "batch_tokens": 32 * 512}
+
+
+def _classifier(base: Config, data: DataConfig, classes: int) -> Config:
+    return replace(base, task="classification").set(
+        model={"head": "linear", "classes": classes},
+        data={key: getattr(data, key) for key in ("source", "first", "second", "label", "holdout", "size")},
+        optim=OPTIM,
+        train=TRAIN | {"batch_sequences": 32},
+    )
+
+
+def mrpc() -> Config:
+    """Do two sentences say the same (0, 1)? Without a dev file, as many as GLUE's 408 are held out of train."""
+    data = DataConfig(source="table:data/mrpc", first="sentence1", second="sentence2", label="label", holdout=408)
+    return _classifier(bert_base_pre_ln(), data, 2)
+
+
+def rte() -> Config:
+    """Does the second sentence follow from the first (entailment, not_entailment)?"""
+    data = DataConfig(source="table:data/rte", first="sentence1", second="sentence2", label="label")
+    return _classifier(bert_base_pre_ln(), data, 2)
+
+
+def same_meaning() -> Config:
+    """Numbers, dates and amounts in words and in figures; a small model from nothing on a CPU."""
+    data = DataConfig(source="builtin:same-meaning", size=20000)
+    small = _classifier(bert_small_pre_ln(), data, 2)
+    return small.set(data={"vocab_size": 300}, optim={"lr": 1e-3})
