@@ -138,7 +138,6 @@ def finetune(
     """Train what is not there yet; writes results.csv (a row a run) and table.json (a row a setting)."""
     name, weights = checkpoint.choose(Path(base.train.start), base.train.start_checkpoint)
     store = Store(prepare(base.data, progress=progress))
-    rows = store.manifest["splits"]["train"]["rows"]
     room = max(setting.batch for setting in settings) * base.model.max_length
     base = base.set(
         model={"classes": len(store.manifest.get("labels", ()))},
@@ -147,17 +146,7 @@ def finetune(
     task = Classification(base, store)  # mistakes come to light before anything is trained
     cut = {split: task.examples(split).cut for split in store.manifest["splits"]}
     start = checkpoint.fingerprint(weights)
-
-    def job(setting: Setting, seed: int) -> Job:
-        warmup = round(WARMUP * setting.epochs * math.ceil(rows / setting.batch))
-        config = base.set(
-            optim={"lr": setting.lr, "warmup": warmup},
-            train={"epochs": setting.epochs, "batch_sequences": setting.batch, "seed": seed},
-        )
-        text = f"batch {setting.batch}, lr {setting.lr:g}, {setting.epochs} epochs, seed {seed}"
-        return Job(text, config, store.manifest["key"], start)
-
-    planned = {(setting, seed): job(setting, seed) for setting in settings for seed in range(1, seeds + 1)}
+    planned = {(s, seed): job(base, s, seed, store, start) for s in settings for seed in range(1, seeds + 1)}
     try:
         execute(list(planned.values()), out / "runs", at_once, on_event)
     finally:  # also of a grid that was stopped: what there is
@@ -166,6 +155,17 @@ def finetune(
         _write(out, results, found, metric, base)
     best = max(found, key=lambda each: -math.inf if math.isnan(each.mean) else each.mean)
     return Tuned(found, best, out, planned[best.setting, 1].folder(out / "runs"), cut)
+
+
+def job(base: Config, setting: Setting, seed: int, store: Store, start: str) -> Job:
+    rows = store.manifest["splits"]["train"]["rows"]
+    warmup = round(WARMUP * setting.epochs * math.ceil(rows / setting.batch))
+    config = base.set(
+        optim={"lr": setting.lr, "warmup": warmup},
+        train={"epochs": setting.epochs, "batch_sequences": setting.batch, "seed": seed},
+    )
+    text = f"batch {setting.batch}, lr {setting.lr:g}, {setting.epochs} epochs, seed {seed}"
+    return Job(text, config, store.manifest["key"], start)
 
 
 def summary(setting: Setting, results: Sequence[Result], metric: str) -> Found:

@@ -165,9 +165,10 @@ def fitted(lengths: np.ndarray, longest: int) -> np.ndarray:
 
 def _shape(config: Config, lengths: np.ndarray) -> batching.Shape:
     size, sequences = config.train.batch_tokens, config.train.batch_sequences
-    if sequences:  # room for so many, whatever they are, but for one batch in thousands
-        usual = sequences * lengths.mean() + 4 * math.sqrt(sequences) * lengths.std()
-        size = min(size, max(math.ceil(usual / 16) * 16, config.model.max_length))
+    if sequences:  # room for so many, whichever they are, but for one batch in a thousand, which has fewer
+        usual = sequences * lengths.mean() + 3 * math.sqrt(sequences) * lengths.std()
+        needed = min(math.ceil(usual / 16) * 16, sequences * config.model.max_length)
+        size = min(size, max(needed, config.model.max_length))
     return batching.Shape(source=size, target=size, sequences=sequences or max(1, size // 4))
 
 

@@ -21,6 +21,7 @@ from leadline.data.store import Progress, Store, prepare
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.kernels import attention
 from leadline.model import Transformer
+from leadline.model.layers import Embed
 from leadline.model.precision import autocast
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
@@ -124,9 +125,15 @@ def _restore(setup: Setup) -> State:
 
 
 def _start_from(setup: Setup, run: Path, which: str) -> None:
-    """The weights of a run, but for heads that it does not have or had for something else."""
+    """The weights of a run, but for heads that it does not have or had for something else.
+
+    A model for shorter sequences takes the first of its learned positions.
+    """
     model, before = setup.model, runs.load_config(run)
     name, weights = checkpoint.choose(run, which)
+    for key, module in model.named_modules():
+        if isinstance(module, Embed) and (places := f"{key}.positions.weight") in weights:
+            weights[places] = weights[places][: setup.config.model.max_length]
     known: list[tuple[Any, bool]] = [(model.head, before.model.head == "bert")]
     if model.classifier is not None:
         known += [(model.classifier.dense, before.model.classes > 0)]

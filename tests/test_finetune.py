@@ -1,0 +1,262 @@
+"""Fine-tuning a pre-trained run: what it starts from, the grid, going on after a kill, and what it says."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from leadline import finetune as tuning
+from leadline.config import Config, to_toml
+from leadline.data.tokenizer import Tokenizer
+from leadline.errors import UserError
+from leadline.finetune import Found, Setting
+from leadline.reproduce import worker
+from leadline.reproduce.jobs import Job
+from leadline.training import checkpoint
+from leadline.training.loop import resume, train
+from leadline.training.run import load_config
+
+WORDS = ["abc", "dab", "fee", "gab", "had", "bag", "cad", "deaf"]
+
+
+@pytest.fixture(scope="module")
+def pretrained(masked: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With next-sentence prediction: it has a pooler. Checkpoints at 10 and 20."""
+    return train(masked.set(model={"classes": 2}), tmp_path_factory.mktemp("pretrained") / "bert")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("table"), random.Random(0)
+    for split, size in {"train": 64, "dev": 30}.items():
+        rows = [
+            {"label": rng.choice(["good", "bad", "so so"]), "text": " ".join(rng.choices(WORDS, k=rng.randint(2, 30)))}
+            for _ in range(size)
+        ]
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+LONG = Setting(4, 1e-4, 6)
+COLUMNS = ["data.first=text", "data.second="]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process: a process of its own takes seconds to start."""
+
+    def execute(jobs: Sequence[Job], root: Path, at_once: int, on_event: Any) -> None:
+        for job in jobs:
+            if not (job.folder(root) / "result.json").exists():
+                job.folder(root).mkdir(parents=True, exist_ok=True)
+                (job.folder(root) / "job.toml").write_text(to_toml(job.config))
+                worker.work(job.folder(root), job.name)
+
+    monkeypatch.setattr(tuning, "execute", execute)
+    monkeypatch.setattr(worker, "_tell", lambda event: None)
+
+
+def weights_at_start(config: Config, folder: Path) -> dict[str, torch.Tensor]:
+    """Those the first update reads."""
+    found: dict[str, torch.Tensor] = {}
+    from leadline.training import loop
+
+    train_ = loop._train
+
+    def stop(setup: Any, signals: Any) -> None:
+        loop._restore(setup)
+        found.update({name: p.detach().clone() for name, p in setup.model.named_parameters()})
+
+    loop._train = stop
+    try:
+        train(config, folder)
+    finally:
+        loop._train = train_
+    return found
+
+
+def test_it_starts_from_the_encoder_and_the_pooler_with_a_new_classifier(
+    pretrained: Path, table: Path, tmp_path: Path
+) -> None:
+    config = tuning.configure(pretrained, str(table), "", COLUMNS, "10").set(model={"classes": 3})
+    assert config.data.vocabulary == str(pretrained / "tokenizer.json")
+    assert (config.model.dim, config.model.head, config.data.lowercase) == (16, "linear", True)
+    start = load_file(pretrained / "checkpoints" / "00000010" / "model.safetensors")
+    found = weights_at_start(config, tmp_path / "one")
+    new = {name for name, weight in found.items() if name not in start or not torch.equal(weight, start[name])}
+    assert new == {"classifier.out.weight", "classifier.out.bias"}
+    assert not any(name.startswith("head.") for name in found)
+    last = weights_at_start(config.set(train={"start_checkpoint": "last"}), tmp_path / "two")
+    assert not torch.equal(last["source_embed.tokens.weight"], found["source_embed.tokens.weight"])
+    pair = weights_at_start(
+        config.set(model={"classes": 2}, data={"source": f"table:{two_labels(tmp_path)}"}), tmp_path / "t"
+    )
+    assert not torch.equal(pair["classifier.out.weight"], start["classifier.out.weight"])  # that of next sentences
+
+
+def two_labels(folder: Path) -> Path:
+    (folder / "labels").mkdir()
+    for split in ("train", "valid"):
+        (folder / "labels" / f"{split}.tsv").write_text("label\ttext\n" + "0\tabc dab\n1\tfee gab\n" * 9)
+    return folder / "labels"
+
+
+def test_a_run_of_another_size_does_not_fit(pretrained: Path, table: Path, tmp_path: Path) -> None:
+    config = tuning.configure(pretrained, str(table), "", COLUMNS, "last").set(model={"classes": 3, "ffn_dim": 48})
+    with pytest.raises(UserError, match=r"checkpoint 00000020 of .* does not fit this model: .* is \(32, 16\)"):
+        train(config, tmp_path / "run")
+
+
+def test_masked_lm_goes_on_from_a_run_with_all_its_heads(masked: Config, pretrained: Path, tmp_path: Path) -> None:
+    config = masked.set(model={"classes": 2}, train={"start": str(pretrained), "start_checkpoint": "last"})
+    start = load_file(pretrained / "checkpoints" / "00000020" / "model.safetensors")
+    found = weights_at_start(config, tmp_path / "run")
+    assert found.keys() == start.keys()
+    assert all(torch.equal(found[name], start[name]) for name in start)
+
+
+def test_resuming_needs_the_first_run_no_more(pretrained: Path, table: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "bert"
+    subprocess.run(["cp", "-r", pretrained, moved], check=True)
+    config = tuning.configure(moved, str(table), "", COLUMNS, "last")
+    config = config.set(model={"classes": 3}, train={"epochs": 1, "batch_sequences": 16, "keep": 3})
+    whole = train(config, tmp_path / "run")
+    text = (whole / "config.toml").read_text().replace("epochs = 1", "epochs = 2")
+    (whole / "config.toml").write_text(text)
+    for path in (moved / "checkpoints").rglob("*.safetensors"):
+        path.unlink()
+    resume(whole)
+    assert checkpoint.names(whole)[-1] == "00000008"
+
+
+def test_the_grid_reports_mean_and_interval_and_is_not_done_again(
+    pretrained: Path, table: Path, tmp_path: Path, leadline: Callable[..., Any], here: None
+) -> None:
+    command = ["finetune", pretrained, "--task", table, "--set", COLUMNS[0], "--set", COLUMNS[1], "--seeds", 2,
+               "--epochs", 1, "--lr", 1e-3, "--lr", 1e-4, "--batch", 16, "--out", tmp_path / "out"]  # fmt: skip
+    done = leadline(*command, "--set", "model.max_length=24")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    folder = tmp_path / "out" / f"{table.name}-bert-best"
+    told = json.loads((folder / "table.json").read_text())
+    assert [(s["setting"]["lr"], len(s["scores"])) for s in told["settings"]] == [(1e-3, 2), (1e-4, 2)]
+    for row in told["settings"]:
+        a, b = row["scores"]
+        assert row["mean"] == pytest.approx((a + b) / 2)
+        assert row["interval"] == pytest.approx(
+            12.7062 * abs(a - b) / 2, abs=1e-9
+        )  # of two, s/√2 is half their distance
+    best = max(told["settings"], key=lambda row: row["mean"])
+    assert any(line.startswith(f"best: batch 16, lr {best['setting']['lr']:g}, 1 epochs: ") for line in lines)
+    assert any("examples of train are longer than model.max_length=24 and cut" in line for line in lines)
+    assert len((folder / "results.csv").read_text().splitlines()) == 5
+    made = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/result.json")}
+    assert len(made) == 4
+    again = leadline(*command, "--set", "model.max_length=24", "--json")
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/result.json")} == made
+    found = json.loads(again.out)
+    assert found["best"]["mean"] == pytest.approx(best["mean"])
+    tokenizer = Tokenizer.load(pretrained / "tokenizer.json", load_config(pretrained).data)
+    texts = [json.loads(line)["text"] for line in (table / "train.jsonl").read_text().splitlines()]
+    assert found["cut"]["train"] == sum(len(tokens) > 22 for tokens in tokenizer.encode(texts, "en")) > 0
+    job = load_config(Path(found["run"]))
+    assert (job.optim.schedule, job.optim.warmup, job.train.batch_sequences) == ("linear", 0, 16)
+    assert job.train.start_checkpoint == "00000020"
+
+
+def test_it_goes_on_after_a_kill_to_the_same_scores(
+    pretrained: Path, table: Path, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tuning.configure(pretrained, str(table), "", COLUMNS, "best")
+    whole = tuning.finetune(base, [LONG], 1, 1, tmp_path / "whole")
+    folder = tmp_path / "killed" / "runs" / whole.run.name
+    folder.mkdir(parents=True)
+    (folder / "job.toml").write_text((whole.run / "job.toml").read_text())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "leadline.reproduce.worker", str(folder), "killed"], stdout=subprocess.DEVNULL
+    )
+    while not checkpoint.names(folder):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert not (folder / "result.json").exists()
+    assert 0 < int(checkpoint.names(folder)[-1]) < 16 * LONG.epochs
+    again = tuning.finetune(base, [LONG], 1, 1, tmp_path / "killed")
+    assert again.run == folder
+    one, other = (json.loads((run / "result.json").read_text()) for run in (whole.run, folder))
+    assert {k: one[k] for k in one if k != "seconds"} == {k: other[k] for k in one if k != "seconds"}
+    monkeypatch.setattr(tuning, "execute", lambda *a: None)  # nothing is left to do
+    assert tuning.finetune(base, [LONG], 1, 1, tmp_path / "killed").best.scores == whole.best.scores
+
+
+def test_a_job_s_key_is_of_the_weights_and_not_of_where_they_lie(pretrained: Path) -> None:
+    config = load_config(pretrained)
+    one, other = (config.set(train={"start": path}) for path in ("/a", "/b"))
+    assert Job("x", one, "data", "weights").key == Job("x", other, "data", "weights").key
+    assert Job("x", one, "data", "weights").key != Job("x", one, "data", "others").key
+    assert Job("x", config, "data").key == Job("x", one, "data").key
+    first, last = (checkpoint.choose(pretrained, which)[1] for which in ("10", "last"))
+    assert checkpoint.fingerprint(first) != checkpoint.fingerprint(last)
+    assert checkpoint.fingerprint(dict(reversed(first.items()))) == checkpoint.fingerprint(first)
+
+
+def test_diverged_runs_are_counted_and_not_averaged() -> None:
+    results = [{"diverged": "", "valid_f1": 0.5}, {"diverged": "at update 3"}, {"diverged": "", "valid_f1": 0.7}]
+    found = tuning.summary(Setting(16, 1e-4, 3), results, "f1")
+    assert (found.scores, found.diverged) == ([0.5, 0.7], 1)
+    assert str(found) == "60.0 ± 127.1 (1 diverged)"
+    assert str(Found(found.setting, [], 2)) == "diverged"
+    assert str(Found(found.setting, [0.25], 0)) == "25.0"
+
+
+def test_the_paper_s_grid() -> None:
+    grid = tuning.grid(*tuning.FULL)
+    assert len(grid) == len(set(grid)) == 30
+    assert {s.batch for s in grid} == {16, 32}
+    assert (min(s.lr for s in grid), max(s.lr for s in grid)) == (1e-5, 1e-4)
+    assert (min(s.epochs for s in grid), max(s.epochs for s in grid)) == (3, 8)
+
+
+@pytest.mark.parametrize(("options", "complaint"), [
+    (["--set", "optim.lr=1"], "--set optim.lr: the grid decides; use --lr"),
+    (["--task", "mrcp"], "--task 'mrcp' is neither a task nor a file or folder: did you mean 'mrpc'?"),
+    (["--metric", "bleu"], "--metric cannot be 'bleu'"),
+    (["--seeds", 0], "--seeds and --jobs must be at least 1"),
+    (["--batch", 0], "--batch and --epochs must be at least 1"),
+    (["--checkpoint", 7], "has no checkpoint '7'"),
+    (["--task", "mrpc", "--data", "nowhere"], "nowhere does not exist"),
+])  # fmt: skip
+def test_mistakes_are_one_sentence(
+    options: list, complaint: str, pretrained: Path, tmp_path: Path, leadline: Callable[..., Any]
+) -> None:
+    found = leadline("finetune", pretrained, *options, "--out", tmp_path / "out")
+    assert (found.code, found.err.count("\n")) == (2, 1)
+    assert complaint in found.err
+
+
+def test_a_translation_run_cannot_be_fine_tuned(finished: Path, leadline: Callable[..., Any]) -> None:
+    assert "is not an encoder alone" in leadline("finetune", finished).err
+
+
+@pytest.mark.parametrize("task", ["mrpc", "rte"])
+def test_glue_s_files_have_the_columns_of_the_recipes(task: str) -> None:
+    from leadline import recipes
+    from leadline.data.tables import open_examples
+
+    folder = Path(__file__).parents[2] / "shared" / "data" / task
+    if not folder.exists():
+        pytest.skip("these files are not part of the repository")
+    source = open_examples(recipes.find(task).set(data={"source": f"table:{folder}"}).data)
+    sizes = {split: len(list(source.examples(split))) for split in source.splits()}
+    assert sizes == {"mrpc": {"train": 3668, "valid": 408, "test": 1725}, "rte": {"train": 2490, "valid": 277}}[task]
