@@ -279,3 +279,25 @@ def test_the_command_line_there_and_back(leadline: Callable[..., Any], tmp_path:
     assert leadline("import", tmp_path / "theirs", tmp_path / "run").code == 2
     evaluated = leadline("evaluate", tmp_path / "run")
     assert (evaluated.code, "is not a source" in evaluated.err) == (2, True)
+
+
+def test_an_imported_run_is_fine_tuned_and_exported_with_its_labels(
+    leadline: Callable[..., Any], tmp_path: Path
+) -> None:
+    from leadline import finetune
+    from leadline.training.loop import train
+
+    folder_of("BertForPreTraining", tmp_path / "theirs")
+    assert leadline("import", tmp_path / "theirs", tmp_path / "run").code == 0
+    rows = "label,text\n" + "bad,abc dab\ngood,fee gab\n" * 20
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.csv").write_text(rows)
+    base = finetune.configure(tmp_path / "run", str(tmp_path), "", ["data.first=text", "data.second="], "best")
+    run = train(base.set(train={"epochs": 1, "batch_sequences": 8}), tmp_path / "tuned")
+    assert leadline("export", run, tmp_path / "back").out.endswith("as BertForSequenceClassification\n")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "back").eval()
+    assert theirs.config.id2label == {0: "bad", 1: "good"}
+    batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")(["abc dab", "fee gab"], return_tensors="pt")
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(theirs(**batch).logits, torch.tensor([0, 1]))
+    assert load(run, device="cpu").evaluate("valid")["nll"] == pytest.approx(float(expected), abs=1e-5)
