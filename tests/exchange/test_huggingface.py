@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,16 @@ def test_the_exported_tokenizer_gives_the_same_tokens(tokenizer: Tokenizer, tmp_
     assert theirs.mask_token_id == tokenizer.special("[MASK]")
     assert theirs.pad_token_id == tokenizer.special("[PAD]")
     assert theirs.model_max_length == 24
+
+
+def test_what_cannot_go_along_is_said(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    moses = Tokenizer(tokenizer.bpe, replace(tokenizer.config, text="moses_normalize"))
+    assert huggingface.save(run_of(moses, placement="pre_ln", classes=2), tmp_path / "out") == [
+        "RoBERTa-PreLayerNorm has no next-sentence prediction: that head is left out",
+        "the run's text passes through Moses first (data.text=moses_normalize): do so there too",
+    ]
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(theirs[1].values())  # no weight is missing and none is too much
 
 
 def folder_of(kind: str, path: Path, **changes: Any) -> Any:
