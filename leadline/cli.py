@@ -311,31 +311,75 @@ def placements(
     layers: Annotated[tuple[int, int], typer.Option(help="Encoder and decoder layers; 0: no such stack.")] = (6, 6),
     dim: Annotated[int, typer.Option(help="Width of the model.")] = 512,
     ffn_dim: Annotated[int, typer.Option(help="Width of the feed-forward layer.")] = 1024,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Measure small fresh models instead: growth, gradients, first step.")
+    ] = False,
+    lr: Annotated[float, typer.Option(help="--compare: the rate of the first steps.")] = 4e-3,
     as_json: Json = False,
 ) -> None:
-    """α, β and the initial std of every weight role, for each placement, from the code itself."""
+    """Constants and the initial std of every weight role, for each placement, from the code itself."""
     from leadline.model.init import table as rows_of
     from leadline.placement import PLACEMENTS, ROLES
 
-    rows = [
-        row
-        for name in PLACEMENTS
-        for row in rows_of(
-            ModelConfig(
-                placement=name, encoder_layers=layers[0], decoder_layers=layers[1], dim=dim, ffn_dim=ffn_dim, heads=1
-            )
-        )
-    ]
+    sizes: Any = {"encoder_layers": layers[0], "decoder_layers": layers[1], "dim": dim, "ffn_dim": ffn_dim, "heads": 1}
+    architecture = ModelConfig(**sizes).architecture
+    defined = [name for name, found in PLACEMENTS.items() if architecture in found.architectures]
+    if compare:
+        _compare(defined, layers, lr, as_json)
+        return
+    rows = [row for name in defined for row in rows_of(ModelConfig(placement=name, **sizes))]
     if as_json:
         _print_json(rows)
         return
-    columns = ["placement", "stack", "alpha", "beta", *(f"std_{role}" for role in ROLES)]
-    shown = [[_number(row.get(key, ""), 4 if key.startswith("std_") else 3) for key in columns] for row in rows]
-    names = {"alpha": "α", "beta": "β"}
+    stds = [f"std_{role}" for role in ROLES]
+    letters = {"alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω", "scale": "1/√l"}
+    shown = [
+        [
+            str(row["placement"]),
+            str(row["stack"])[:3],
+            " ".join(f"{letter} {_number(row[key], 3)}" for key, letter in letters.items() if key in row),
+            *(_number(row.get(key, ""), 3) for key in stds),
+        ]
+        for row in rows
+    ]
     table(
-        f"{layers[0]}-{layers[1]} layers, d {dim}, FFN {ffn_dim}: constants and initial std by role",
-        [names.get(key, key.removeprefix("std_")) for key in columns],
+        f"{layers[0]}-{layers[1]} layers, d {dim}, FFN {ffn_dim}: constants and initial std by role, in the last layer",
+        ["placement", "stack", "constants", *ROLES],
         shown,
+    )
+
+
+def _compare(names: list[str], layers: tuple[int, int], lr: float, as_json: bool) -> None:
+    if not lr > 0:
+        raise UserError(f"--lr must be above 0, not {lr:g}")
+    if not all(layers):
+        raise UserError("--compare translates number words, which needs an encoder and a decoder: give both layers")
+    from leadline import subjects
+    from leadline.diagnose.compare import measure
+
+    base = recipes.numerals().set(model={"encoder_layers": layers[0], "decoder_layers": layers[1]}, optim={"lr": lr})
+    rows = []
+    with counting("placements") as progress:
+        for name in names:
+            progress("measuring", 1)
+            rows.append(measure(subjects.of_config(base.set(model={"placement": name})), lr))
+    if as_json:
+        _print_json([asdict(row) | {"needs_warmup": row.needs_warmup} for row in rows])
+        return
+    shown = [
+        [r.placement, f"{r.growth:.2f}", f"{r.first_gradient:.4f}", f"{r.last_gradient:.4f}", f"{r.change:.3f}",
+         "yes" if r.needs_warmup else "no"]
+        for r in rows
+    ]  # fmt: skip
+    table(
+        f"{layers[0]}-{layers[1]} layers, d {base.model.dim}, German to English number words, before training",
+        ["placement", "growth", "grad first", "grad last", f"‖ΔF‖ at {lr:g}", f"warm-up at {lr:g}"],
+        shown,
+    )
+    answer.print(
+        "growth: of the decoder's stream from its first to its last residual connection; grad: of the feed-forward "
+        "layer's second matrix, first and last decoder layer; ‖ΔF‖: change of the output in one step of Adam",
+        soft_wrap=True,
     )
 
 

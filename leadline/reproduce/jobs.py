@@ -59,7 +59,8 @@ def finished(job: Job, root: Path) -> Result | None:
 
 def execute(jobs: Sequence[Job], root: Path, at_once: int = 1, on_event: OnEvent = lambda name, event: None) -> None:
     """Run what is not finished yet, each in a process of its own. `on_event(name, event)` hears of every step."""
-    waiting = [job for job in {job.key: job for job in jobs}.values() if finished(job, root) is None]
+    different = {job.key: job for job in reversed(jobs)}  # of equal ones the first
+    waiting = [job for job in reversed(different.values()) if finished(job, root) is None]
     running: dict[subprocess.Popen[str], Job] = {}
     failed: list[str] = []
     events: queue.Queue[tuple[str, Event]] = queue.Queue()

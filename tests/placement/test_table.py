@@ -206,6 +206,19 @@ def test_compiled_blocks_give_what_eager_ones_give(placement: str, norm: str) ->
     assert torch.equal(torch.cat(hidden(model, draw(SOURCE), draw(TARGET))), plain)
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_recomputed_blocks_give_the_same_gradients_bit_for_bit(placement: str) -> None:
+    found = []
+    for recompute in (False, True):
+        model = build(placement, "encoder-decoder", 3).train()
+        wake(model)
+        model.use_recompute(recompute)
+        torch.manual_seed(0)  # dropout
+        model(packed(draw(SOURCE)), packed(draw(TARGET))).square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(kept, again) for kept, again in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("placement", [name for name, found in PLACEMENTS.items() if len(found.architectures) < 3])
 def test_what_a_paper_does_not_define_is_refused(placement: str) -> None:
     for architecture in set(ARCHITECTURES) - set(PLACEMENTS[placement].architectures):
