@@ -62,6 +62,10 @@ class Batch:
     labels: Tensor  # [M] what they were
     count: int
 
+    @property
+    def tokens(self) -> int:
+        return len(self.source.tokens)
+
     def to(self, device: torch.device) -> Batch:
         masked, labels = (x.to(device, non_blocking=True) for x in (self.masked, self.labels))
         return Batch(self.source.to(device), masked, labels, self.count)

@@ -15,9 +15,9 @@ from bench.measure import Setting, Work
 from bench.workload import Pool, Size
 from leadline import config as configuration
 from leadline.config import Config
+from leadline.data.tokenizer import PAD
 from leadline.kernels import attention
 from leadline.model import Transformer
-from leadline.tasks import translation
 from leadline.tasks.translation import Batch, collate
 from leadline.training.step import Step, make_step
 
@@ -30,7 +30,7 @@ class TranslationTask:
     """As much of a task as a step needs."""
 
     def loss(self, model: Transformer, batch: Batch, divisor: Tensor | float = 1.0) -> Tensor:
-        return translation.loss(model, batch, SMOOTHING, divisor)
+        return model.loss(model(batch.source, batch.target), batch.labels, SMOOTHING, PAD, divisor)[0]
 
 
 def config_of(size: Size, setting: Setting, step: str, recompute: bool = False, **train: Any) -> Config:

@@ -48,6 +48,13 @@ def _config(what: str, assignments: list[str] | None) -> Config:
     return configuration.override(found, assignments or [])
 
 
+def _unit(config: Config) -> str:
+    """What the preparation of its data counts."""
+    from leadline.data.documents import holds_documents
+
+    return "documents" if holds_documents(config.data.source) else "pairs"
+
+
 def _print_json(value: Any) -> None:
     print(to_json(value, indent=1))
 
@@ -120,7 +127,7 @@ def train(
     find(config.model.placement)  # mistakes come to light before the data is prepared
     if not resume:
         runs.require_new(folder)
-    with counting("pairs") as progress:
+    with counting(_unit(config)) as progress:
         prepare(config.data, progress=progress)  # before the bar of the training
     with TrainingView() as view:
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
@@ -136,25 +143,30 @@ def train(
             soft_wrap=True,
             markup=False,
         )
-        answer.print(f"next: leadline evaluate {folder}, or echo … | leadline translate {folder}", soft_wrap=True)
+        uses = f", or echo … | leadline translate {folder}" if config.task == "translation" else ""
+        answer.print(f"next: leadline evaluate {folder}{uses}", soft_wrap=True)
 
 
 @app.command()
 def evaluate(
     run: RunFolder,
-    split: Annotated[str, typer.Option(help="valid or test.")] = "test",
+    split: Annotated[str | None, typer.Option(help="valid or test; test if not given, where there is one.")] = None,
     which: Which = "best",
     assignments: Set = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Loss, sacreBLEU and chrF of a run, with the signatures that let others compare."""
+    """What a run has learnt: its loss, and of a translation sacreBLEU and chrF with the signatures to compare by."""
+    from leadline.tasks import Translation
+
     trained = _load(run, which, device, assignments)
-    with counting("pairs") as progress:
+    with counting(_unit(trained.config)) as progress:
         task = trained.task(progress)
+    split = split or ("test" if "test" in task.store.manifest["splits"] else "valid")
     found = task.evaluate(trained.model, split)
-    with sentences_bar(len(task.store.sentences(split)) if split != "train" else 0) as advance:
-        found |= task.score(trained.model, split, on_translated=advance)
+    if isinstance(task, Translation):
+        with sentences_bar(len(task.store.sentences(split)) if split != "train" else 0) as advance:
+            found |= task.score(trained.model, split, on_translated=advance)
     found = {"run": str(run), "split": split, "checkpoint": trained.checkpoint} | found
     if as_json:
         _print_json(found)
@@ -441,8 +453,9 @@ def data_prepare(
     """Text to tokens, once: reused when nothing changed."""
     from leadline.data.store import Store, prepare
 
-    with counting("pairs") as progress:
-        folder = prepare(_config(what, assignments).data, out, progress)
+    config = _config(what, assignments)
+    with counting(_unit(config)) as progress:
+        folder = prepare(config.data, out, progress)
     facts = {"folder": str(folder), "vocab_size": Store(folder).manifest["vocab_size"]}
     splits = Store(folder).manifest["splits"]
     if as_json:
@@ -450,10 +463,12 @@ def data_prepare(
         return
     answer.print(f"{folder}, vocabulary {facts['vocab_size']}", soft_wrap=True)
     for split, counts in splits.items():
-        left_out = f", {counts['empty_left_out']:,} with an empty side left out" if counts["empty_left_out"] else ""
-        answer.print(
-            f"  {split}: {counts['rows']:,} pairs, {counts['tokens'][0]:,} + {counts['tokens'][1]:,} tokens{left_out}"
-        )
+        left_out = f", {counts['empty_left_out']:,} empty ones left out" if counts["empty_left_out"] else ""
+        if Store(folder).holds == "documents":
+            size = f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['tokens']:,} tokens"
+        else:
+            size = f"{counts['rows']:,} pairs, {counts['tokens'][0]:,} + {counts['tokens'][1]:,} tokens"
+        answer.print(f"  {split}: {size}{left_out}")
 
 
 @data.command("show")
@@ -461,16 +476,16 @@ def data_show(
     what: What = "numerals",
     assignments: Set = None,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "train",
-    count: Annotated[int, typer.Option("-n", help="How many pairs.")] = 5,
+    count: Annotated[int, typer.Option("-n", help="How many pairs or documents.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Pairs as the model sees them: text and tokens."""
+    """Pairs, or the sentences of documents, as the model sees them: text and tokens."""
     from leadline.data.store import Store, prepare
 
-    with counting("pairs") as progress:
-        store = Store(prepare(_config(what, assignments).data, progress=progress))
-    rows = store.split(split)
-    shown = [rows[i] for i in range(min(count, len(rows)))]
+    config = _config(what, assignments)
+    with counting(_unit(config)) as progress:
+        store = Store(prepare(config.data, progress=progress))
+    shown = store.first(split, count)
     name = store.tokenizer.piece
     texts = [store.tokenizer.decode([side.tolist() for side in pair]) for pair in shown]
     tokens = [[[name(int(token)) for token in side] for side in pair] for pair in shown]

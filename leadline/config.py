@@ -37,12 +37,17 @@ class ModelConfig:
     max_length: int = 256  # the longest sequence in tokens; longer ones are counted and left out of training
     embeddings: Literal["tied", "output_tied", "separate"] = "tied"  # one matrix; one a language; three
     embed_norm: bool = False  # a layer norm on the embeddings, as in BERT
+    segments: int = 0  # kinds of segment that have an embedding, as BERT's two; 0: none
+    head: Literal["linear", "bert"] = "linear"  # before the output matrix: nothing; BERT's dense layer and norm
+    classes: int = 0  # outputs of BERT's pooler on the first token; 0: none
 
     def __post_init__(self) -> None:
         if self.encoder_layers < 0 or self.decoder_layers < 0 or self.encoder_layers + self.decoder_layers == 0:
             raise UserError("model.encoder_layers and model.decoder_layers must be 0 or more, and not both 0")
         if min(self.dim, self.ffn_dim, self.heads, self.max_length) < 1:
             raise UserError("model.dim, model.ffn_dim, model.heads and model.max_length must be at least 1")
+        if min(self.segments, self.classes) < 0:
+            raise UserError("model.segments and model.classes must be 0 or more")
         if self.dim % self.heads or self.dim % 2:
             raise UserError(f"model.dim={self.dim} must be even and a multiple of model.heads={self.heads}")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
@@ -64,19 +69,24 @@ class ModelConfig:
 class DataConfig:
     """The corpus: where it comes from and how it becomes tokens."""
 
-    source: str = "builtin:numerals"  # or text:FOLDER, hf:NAME_OR_PATH, prepared:FOLDER
+    source: str = "builtin:numerals"  # see leadline.data.sources; or prepared:FOLDER
     source_lang: str = "de"
     target_lang: str = "en"
-    text: Literal["raw", "moses", "tokenized"] = "raw"  # as it is; tokenise it with Moses; it is tokenised
+    # as it is; normalise its punctuation with Moses; tokenise it with Moses too; it is tokenised
+    text: Literal["raw", "moses_normalize", "moses", "tokenized"] = "raw"
     lowercase: bool = False
+    tokenizer: Literal["bpe", "wordpiece"] = "bpe"  # WordPiece is learnt with some chance: a few tokens may differ
     vocab_size: int = 10000
     size: int = 50000  # training pairs to generate, for builtin sources
     holdout: int = 0  # pairs taken out of train for each of valid and test, where a text folder has none
+    valid_every: int = 200  # documents: one in so many is for validation
     seed: int = 0  # of what is generated or held out
 
     def __post_init__(self) -> None:
         if self.vocab_size < 8 or self.size < 1 or self.holdout < 0:
             raise UserError("data.vocab_size must be at least 8, data.size 1 and data.holdout 0")
+        if self.valid_every < 2:
+            raise UserError(f"data.valid_every must be at least 2, not {self.valid_every}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +126,7 @@ class TrainConfig:
 
     updates: int = 0  # stop after this many; 0: epochs decide
     epochs: int = 0  # stop after this many; 0: updates decide
-    batch_tokens: int = 4096  # target tokens in a packed batch
+    batch_tokens: int = 4096  # tokens in a packed batch; of the target, where there is one
     accumulate: int = 1  # batches summed into one update
     label_smoothing: float = 0.1
     seed: int = 1
@@ -145,6 +155,18 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaskConfig:
+    """What a masked language model has to guess."""
+
+    share: float = 0.15  # of the tokens
+    whole_words: bool = False  # a word is masked with all its pieces or not at all
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise UserError(f"mask.share must be above 0 and below 1, not {self.share}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
     """How translations are searched for."""
 
@@ -168,6 +190,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=10))
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+    mask: MaskConfig = field(default_factory=MaskConfig)
 
     def set(self, **sections: dict[str, Any]) -> Config:
         """A copy with some keys changed: `config.set(optim={"lr": 1e-3}, train={"seed": 2})`."""

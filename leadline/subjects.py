@@ -77,13 +77,10 @@ def of_config(config: Config, model: Transformer | None = None, progress: Progre
     if fresh:
         model.calibrate(lambda: task.loss(model, batches[0], 1.0))
 
-    def call(model: Any, batch: Any) -> torch.Tensor:
-        return model(batch.source, batch.target)
-
     def loss(output: torch.Tensor, batch: Any) -> torch.Tensor:
-        return tasks.translation.loss_of_hidden(model, output, batch, config.train.label_smoothing) / batch.count
+        return task.loss_of_hidden(model, output, batch, batch.count)
 
-    return Subject(model, batches, loss, optim.optimizer(config.optim, model), fresh, call)
+    return Subject(model, batches, loss, optim.optimizer(config.optim, model), fresh, task.hidden)
 
 
 def _of_run(

@@ -40,7 +40,8 @@ def _facts(row: dict[str, float]) -> str:
         speed = f"{row['tokens_per_second']:,.0f} tok/s"
         return f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  grad {row['grad_norm']:.2f}  {speed}"
     text = f"valid {row['valid_nll']:.3f} nats a token"
-    return text + (f"  BLEU {row['valid_bleu']:.1f}" if "valid_bleu" in row else "")
+    text += f"  BLEU {row['valid_bleu']:.1f}" if "valid_bleu" in row else ""
+    return text + (f"  accuracy {row['valid_accuracy']:.3f}" if "valid_accuracy" in row else "")
 
 
 class TrainingView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import gzip
 import lzma
 import queue
@@ -15,24 +16,45 @@ from typing import IO, Any
 from leadline.errors import UserError
 
 
-def lines_of(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain, .gz or .xz; a damaged one is an error that names the line."""
+def lines_of(path: Path, longest: int = -1) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain, .gz or .xz; a damaged one is an error that names the line.
+
+    One of more than `longest` bytes comes as several, cut between words, so that it need not fit in memory.
+    """
     opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    number = 0
+    number, before, rest = 1, 0, b""  # lines begun, bytes of this one that were given already, bytes waiting
     try:
         with opener(path, "rb") as file:
-            for line in file:
-                number += 1
-                yield decoded(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, str(path), number)
+            for read in iter(functools.partial(file.readline, longest), b""):
+                line = rest + read
+                ended = line.endswith(b"\n")
+                cut = len(line) if ended or len(line) < longest or longest < 0 else _last_cut(line)
+                rest = line[cut:]
+                begins = number == 1 and before == 0
+                yield decoded(
+                    line[:cut].removeprefix(codecs.BOM_UTF8) if begins else line[:cut], str(path), number, before
+                )
+                number, before = (number + 1, 0) if ended else (number, before + cut)
+            if rest:
+                yield decoded(rest, str(path), number, before)
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"{path} is damaged after line {number}: {error}") from None
+        raise UserError(f"{path} is damaged after line {number - 1}: {error}") from None
 
 
-def decoded(line: bytes, where: str, number: int) -> str:
+def _last_cut(line: bytes) -> int:
+    """After the last space, or else before the last character."""
+    if space := line.rfind(b" ") + 1:
+        return space
+    return next((i for i in range(len(line) - 1, max(len(line) - 5, 0), -1) if line[i] & 0xC0 != 0x80), len(line))
+
+
+def decoded(line: bytes, where: str, number: int, before: int = 0) -> str:
+    """`before`: bytes of the line that came before these."""
     try:
         return line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{where}, line {number}: not valid UTF-8 ({error.reason} at byte {error.start})") from None
+        place = f"{error.reason} at byte {before + error.start}"
+        raise UserError(f"{where}, line {number}: not valid UTF-8 ({place})") from None
 
 
 def lines_ready(stream: IO[bytes], most: int = 256) -> Iterator[list[str]]:

@@ -9,6 +9,7 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton loads: its kernels run here too, slowly
 
 import io
+import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +36,24 @@ def tiny() -> Config:
     return recipes.numerals().set(
         model={"encoder_layers": 1, "decoder_layers": 1, "dim": 16, "ffn_dim": 32, "heads": 2, "max_length": 48},
         data={"size": 300, "vocab_size": 200},
+        train={"updates": 20, "batch_tokens": 512, "eval_every": 10, "log_every": 1, "device": "cpu"},
+    )
+
+
+@pytest.fixture(scope="session")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A small BERT on 60 documents of made-up sentences: about 9 updates an epoch."""
+    rng, path = random.Random(0), tmp_path_factory.mktemp("documents") / "text.txt"
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 7))) for _ in range(80)]
+
+    def sentence() -> str:
+        return " ".join(rng.choices(words, k=rng.randint(3, 12))).capitalize() + "."
+
+    documents = [" ".join(sentence() for _ in range(rng.randint(1, 9))) for _ in range(60)]
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+    return recipes.bert_small_pre_ln().set(
+        model={"encoder_layers": 1, "dim": 16, "ffn_dim": 32, "heads": 2, "max_length": 48},
+        data={"source": f"documents:{path}", "vocab_size": 120, "valid_every": 10},
         train={"updates": 20, "batch_tokens": 512, "eval_every": 10, "log_every": 1, "device": "cpu"},
     )
 

@@ -3,6 +3,8 @@
 builtin:numerals   number words, dates, amounts and names in many languages, made on the spot
 text:FOLDER        train.de, train.en, valid.de, …; plain, .gz or .xz
 hf:NAME_OR_PATH    a Hugging Face dataset with a `translation` column or a column a language
+
+Sources of documents are in leadline.data.documents.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def open_source(config: DataConfig) -> Source:
         return HuggingFace(rest, config)
     raise UserError(
         f"data.source={config.source!r} is not a source: "
-        "use builtin:numerals, text:FOLDER, hf:NAME_OR_PATH or prepared:FOLDER"
+        "use builtin:numerals, text:FOLDER or hf:NAME_OR_PATH for pairs of sentences, "
+        "builtin:python-docs or documents:PATH for documents, or prepared:FOLDER"
     )
 
 

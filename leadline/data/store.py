@@ -6,12 +6,14 @@
     FOLDER/train-00000.ends.npy   [rows, 2] where each side of each row ends
     FOLDER/valid.text.jsonl       the sentences themselves, for BLEU (valid and test only)
 
+Documents have other shards: see leadline.data.corpus.
 A folder is written under another name and renamed when complete, so it is whole or absent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import itertools
@@ -27,6 +29,8 @@ import numpy as np
 
 from leadline import config as configuration
 from leadline.config import DataConfig
+from leadline.data import corpus
+from leadline.data.documents import Documents, holds_documents, open_documents
 from leadline.data.sources import Pair, Source, open_source
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
@@ -50,15 +54,27 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
         folder = Path(config.source.removeprefix("prepared:")).expanduser()
         _manifest(folder)
         return folder
-    source = open_source(config)
+    documents = holds_documents(config.source)
+    source: Any = open_documents(config) if documents else open_source(config)
     key = hashlib.sha256(
         json.dumps([FORMAT, configuration.to_dict(config) | {"source": ""}, source.fingerprint()]).encode()
     ).hexdigest()
-    folder = out.resolve() if out else cache_folder() / f"{config.source_lang}-{config.target_lang}-{key[:16]}"
+    name = "documents" if documents else f"{config.source_lang}-{config.target_lang}"
+    folder = out.resolve() if out else cache_folder() / f"{name}-{key[:16]}"
     if (folder / "manifest.json").exists() and _manifest(folder)["key"] == key:
         return folder
     if out and folder.exists() and not (folder / "manifest.json").exists() and not _is_empty_folder(folder):
         raise UserError(f"{folder} exists and is not prepared data: choose another folder")
+    if documents:
+        _make_documents(folder, config, source, key, progress)
+    else:
+        _make_pairs(folder, config, source, key, progress)
+    if _manifest(folder)["key"] != key:
+        raise UserError(f"{folder} was changed by another process while it was being prepared: prepare it again")
+    return folder
+
+
+def _make_pairs(folder: Path, config: DataConfig, source: Source, key: str, progress: Progress) -> None:
     building = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
@@ -69,9 +85,22 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
             building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    if _manifest(folder)["key"] != key:
-        raise UserError(f"{folder} was changed by another process while it was being prepared: prepare it again")
-    return folder
+
+
+def _make_documents(folder: Path, config: DataConfig, source: Documents, key: str, progress: Progress) -> None:
+    """In a folder named after the key, which stays when this is killed and is gone on with."""
+    building = folder.with_name(f".{folder.name}.{key[:16]}.unfinished")
+    building.parent.mkdir(parents=True, exist_ok=True)
+    lock = building.with_suffix(".lock")
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another process may be preparing the same: wait for it
+        if (folder / "manifest.json").exists() and _manifest(folder)["key"] == key:
+            return
+        building.mkdir(exist_ok=True)
+        _write_manifest(building, config, key, corpus.build(building, config, source, progress))
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+        lock.unlink()
 
 
 def _is_empty_folder(path: Path) -> bool:
@@ -86,14 +115,13 @@ def _build(folder: Path, config: DataConfig, source: Source, key: str, progress:
     for split, facts in splits.items():
         if not facts["rows"]:
             raise UserError(f"the {split} split of {config.source} has no pair with text on both sides")
-    manifest = {
-        "format": FORMAT,
-        "key": key,
-        "data": configuration.to_dict(config),
-        "vocab_size": tokenizer.vocab_size,
-        "splits": splits,
-        "sha256": {path.name: sha256(path) for path in sorted(folder.iterdir())},
-    }
+    hashes = {path.name: sha256(path) for path in sorted(folder.iterdir())}
+    facts = {"holds": "pairs", "vocab_size": tokenizer.vocab_size, "splits": splits, "sha256": hashes}
+    _write_manifest(folder, config, key, facts)
+
+
+def _write_manifest(folder: Path, config: DataConfig, key: str, facts: dict[str, Any]) -> None:
+    manifest = {"format": FORMAT, "key": key, "data": configuration.to_dict(config), **facts}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
@@ -236,17 +264,46 @@ class Store:
         self.data: DataConfig = configuration.from_dict(self.manifest["data"], DataConfig, "data.")
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json", self.data)
 
+    @property
+    def holds(self) -> str:
+        """pairs (of sentences) or documents"""
+        return self.manifest.get("holds", "pairs")
+
     def split(self, name: str) -> Split:
-        if name not in self.manifest["splits"]:
-            raise UserError(f"{self.folder} has no {name} split, only {', '.join(self.manifest['splits'])}")
-        shards = range(self.manifest["splits"][name]["shards"])
-        paths = [self.folder / f"{name}-{shard:05d}" for shard in shards]
-        try:
+        paths = [self.folder / f"{name}-{shard:05d}" for shard in range(self._shards(name, "pairs"))]
+        with self._opening(name):
             ends = [np.load(f"{path}.ends.npy", mmap_mode="r") for path in paths]
             tokens = [np.load(f"{path}.tokens.npy", mmap_mode="r") for path in paths]
+        return Split(tokens, ends, np.cumsum([0, *(len(e) for e in ends)]))
+
+    def documents(self, name: str) -> list[corpus.Shard]:
+        numbers = self._shards(name, "documents")
+        with self._opening(name):
+            return corpus.open_shards(self.folder, name, numbers)
+
+    def first(self, name: str, count: int) -> list[list[np.ndarray]]:
+        """The first pairs or documents of a split: the tokens of their sentences."""
+        if self.holds == "pairs":
+            rows = self.split(name)
+            return [list(rows[i]) for i in range(min(count, len(rows)))]
+        found = (document for shard in self.documents(name) for document in shard.each())
+        return list(itertools.islice(found, count))
+
+    def _shards(self, name: str, kind: str) -> Any:
+        """What the manifest says of a split's shards."""
+        if self.holds != kind:
+            needed = {"pairs": "data.source=text:FOLDER", "documents": "data.source=documents:PATH"}[kind]
+            raise UserError(f"{self.folder} holds {self.holds}, and this task needs {kind}: prepare them with {needed}")
+        if name not in self.manifest["splits"]:
+            raise UserError(f"{self.folder} has no {name} split, only {', '.join(self.manifest['splits'])}")
+        return self.manifest["splits"][name]["shards"]
+
+    @contextlib.contextmanager
+    def _opening(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except (OSError, ValueError) as error:
             raise UserError(f"the {name} shards in {self.folder} are damaged ({error}): prepare them again") from None
-        return Split(tokens, ends, np.cumsum([0, *(len(e) for e in ends)]))
 
     def sentences(self, name: str) -> list[Pair]:
         """The text of valid or test, row by row."""

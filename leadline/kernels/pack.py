@@ -42,6 +42,7 @@ class Pack:
     slots: Tensor  # [real tokens] int64: where each token lies when the groups are padded
     groups: tuple[Group, ...]
     max_length: int  # no sequence is longer
+    segments: Tensor | None = None  # [T] int64: the kind of segment each token is in, where the model tells them apart
 
     def to(self, device: torch.device) -> Pack:
         return replace(
@@ -52,6 +53,7 @@ class Pack:
             owner=self.owner.to(device, non_blocking=True),
             slots=self.slots.to(device, non_blocking=True),
             groups=tuple(g._replace(valid=g.valid.to(device, non_blocking=True)) for g in self.groups),
+            segments=None if self.segments is None else self.segments.to(device, non_blocking=True),
         )
 
     def fixed(self) -> Pack:
@@ -98,6 +100,7 @@ def pack_flat(
     max_length: int,
     max_sequences: int,
     pad: int = 0,
+    segments: np.ndarray | None = None,
 ) -> Pack:
     """The same for sequences of these `lengths` that lie end to end already."""
     real = int(lengths.sum())
@@ -118,6 +121,7 @@ def pack_flat(
     positions = np.arange(size) - starts[owner]
     all_tokens = np.full(size, pad, dtype=np.int64)
     all_tokens[:real] = tokens
+    all_segments = None if segments is None else np.pad(segments, (0, size - real))
 
     bounds = [0, *accumulate(sizes)]
     longest = [int(lengths[begin:end].max(initial=1)) for begin, end in pairwise(bounds)]
@@ -138,6 +142,7 @@ def pack_flat(
         slots=torch.from_numpy(slots),
         groups=tuple(groups),
         max_length=max_length,
+        segments=None if all_segments is None else torch.from_numpy(all_segments),
     )
 
 

@@ -30,10 +30,13 @@ SITES = 9  # places of dropout in a block: for each sublayer inside attention or
 
 
 class Fused:
-    def __init__(self, model: Any, runtime: Runtime, output: Tensor, memory: Any = None) -> None:
+    def __init__(
+        self, model: Any, runtime: Runtime, output: Tensor, bias: Tensor | None = None, memory: Any = None
+    ) -> None:
         self.model, self.runtime = model, runtime
         self.memory = memory  # the keys and values of all cross-attentions as one layer, where their weights allow it
         self.output = output  # the projection onto the vocabulary, in the arithmetic of matrix products
+        self.bias = bias  # what its head adds to every word, in the same
         self.recompute = False  # keep only what enters each block, and compute the rest again on the way back
         blocks = [module for module in model.modules() if isinstance(module, Block)]
         self.sites = {block: 2 + SITES * number for number, block in enumerate(blocks)}
@@ -45,7 +48,22 @@ class Fused:
         return self._stack(self.model.target_embed, self.model.decoder, target, 1, memory, source)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return torch.nn.functional.linear(hidden.to(self.runtime.dtype), self.output)
+        return torch.nn.functional.linear(self._head(hidden.to(self.runtime.dtype)), self.output, self.bias)
+
+    def classify(self, picked: Tensor) -> Tensor:
+        classifier = self.model.classifier
+        pooled = linear(picked, classifier.dense, self.runtime, own_bias=True).tanh()
+        return linear(pooled, classifier.out, self.runtime, own_bias=True)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        head = self.model.head
+        if head is None:
+            return hidden
+        none = self.runtime.dropout(0.0, 0)
+        x = expand(hidden, head.dense, _is_gelu(head), none, self.runtime)
+        normed = add_norm(x.float(), None, head.norm, self.runtime, dropout=none).h
+        assert normed is not None
+        return normed
 
     def step(self, tokens_N: Tensor, positions_N: Tensor, layers: Sequence[tuple[Block, Any, Any]]) -> Tensor:
         """Logits of the token that follows each hypothesis; a block's keys and values come with it (see Block.step)."""
@@ -66,8 +84,11 @@ class Fused:
     ) -> tuple[Tensor, Tensor]:
         if not isinstance(divisor, Tensor):
             divisor = torch.full((1,), float(divisor), device=hidden.device)
-        weight = self.model.output.weight
-        return linear_cross_entropy(hidden, weight, self.output, labels, smoothing, ignore, divisor, self.runtime)
+        head, weight = self.model.head, self.model.output.weight
+        bias = None if self.bias is None else (head.bias, self.bias)
+        return linear_cross_entropy(
+            self._head(hidden), weight, self.output, labels, smoothing, ignore, divisor, self.runtime, bias
+        )
 
     def _stack(
         self,
@@ -78,7 +99,7 @@ class Fused:
         memory: Tensor | None = None,
         source: Pack | None = None,
     ) -> Tensor:
-        stream = self._foot(layers, self._embed(foot, pack.tokens, pack.positions, site))
+        stream = self._foot(layers, self._embed(foot, pack.tokens, pack.positions, site, pack.segments))
         again = self.recompute and torch.is_grad_enabled()
         seen = Shared(memory, self.memory, self.runtime) if memory is not None and self.memory and not again else memory
         for number, block in enumerate(layers.blocks):
@@ -162,11 +183,9 @@ class Fused:
         return self._branch(layer, layer.out, heads, site + 1, own_bias)
 
     def _feed_forward(self, layer: FeedForward, h: Tensor, site: int, own_bias: bool) -> Branch:
-        gelu = layer.activation is not torch.nn.functional.relu
         inside = self._drop(layer, layer.activation_dropout.p, site)
-        return self._branch(
-            layer, layer.contract, expand(h, layer.expand, gelu, inside, self.runtime), site + 1, own_bias
-        )
+        wide = expand(h, layer.expand, _is_gelu(layer), inside, self.runtime)
+        return self._branch(layer, layer.contract, wide, site + 1, own_bias)
 
     def _branch(self, layer: Any, last: Any, x: Tensor, site: int, own_bias: bool) -> Branch:
         if not isinstance(layer.inside, nn.Identity):
@@ -174,20 +193,36 @@ class Fused:
         y = linear(x, last, self.runtime, own_bias)
         return Branch(y, None if own_bias else last.bias, self._drop(layer, layer.dropout.p, site))
 
-    def _embed(self, foot: Embed, tokens: Tensor, positions: Tensor, site: int) -> Tensor:
+    def _embed(
+        self, foot: Embed, tokens: Tensor, positions: Tensor, site: int, segments: Tensor | None = None
+    ) -> Tensor:
         places = foot.positions.table if isinstance(foot.positions, Sinusoids) else foot.positions.weight
         how = self._drop(foot, foot.dropout.p, site)
-        plain = isinstance(foot.norm, nn.Identity)
+        plain = isinstance(foot.norm, nn.Identity) and foot.segments is None
         first = how if plain else self.runtime.dropout(0.0, 0)
         x = embed(foot.tokens.weight, places, tokens, positions, foot.scale, first, self.runtime)  # type: ignore[arg-type]
         if plain:
             return x
+        if foot.segments is not None:
+            x = x + _segments(foot.segments.weight, torch.zeros_like(tokens) if segments is None else segments)
+        if isinstance(foot.norm, nn.Identity):
+            return dropout(x, how)
         normed = add_norm(x, None, foot.norm, self.runtime, dropout=first, wide=True).wide  # type: ignore[arg-type]
         assert normed is not None
         return dropout(normed, how)
 
     def _drop(self, layer: nn.Module, p: float, site: int) -> Dropout:
         return self.runtime.dropout(p if layer.training else 0.0, site)
+
+
+def _is_gelu(layer: Any) -> bool:
+    return layer.activation is not torch.nn.functional.relu
+
+
+def _segments(table: Tensor, segments: Tensor) -> Tensor:
+    """The rows of a table of few rows, as a product: its gradient is then a product too, summed in a fixed order."""
+    kinds = torch.arange(len(table), device=table.device)
+    return (segments[:, None] == kinds).to(table.dtype) @ table
 
 
 @contextlib.contextmanager
@@ -200,9 +235,9 @@ def to_infer(model: Any, dtype: torch.dtype) -> Iterator[Fused]:
     for layer in linears:
         layer.compute = layer.weight.detach().to(dtype), layer.bias.detach().to(dtype)
     output = model.output.weight.detach()
-    model.fused = Fused(
-        model, Runtime(dtype, torch.zeros(1, dtype=torch.int64, device=output.device)), output.to(dtype)
-    )
+    bias = None if model.head is None else model.head.bias.detach().to(dtype)
+    runtime = Runtime(dtype, torch.zeros(1, dtype=torch.int64, device=output.device))
+    model.fused = Fused(model, runtime, output.to(dtype), bias)
     try:
         yield model.fused
     finally:

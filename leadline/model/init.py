@@ -2,6 +2,7 @@
 
     matrices    N(0, 2/(inputs + outputs)) (Xavier), times the placement's gain for the weight's role
     embeddings  N(0, 1/D), times the gain for "embed"
+    heads       Xavier: they are no part of the residual stream, so no placement scales them
     biases 0, layer-norm gains 1 (Xiong et al. 2020, section 3.2)
 
 A role's std is Xavier's for its own matrix, also where several roles share one product (q, k and v).
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from leadline.config import ModelConfig
 from leadline.model.block import Block, site_of
-from leadline.model.layers import Embedding, Linear
+from leadline.model.layers import Embedding, Linear, VocabularyHead
 from leadline.placement import Role, Site, find
 
 
@@ -45,6 +46,8 @@ def weights(model: nn.Module, config: ModelConfig) -> Iterator[Weight]:
             site = foot(config)
             std = base_std("embed", module.weight.shape) * placement.gain("embed", site)
             yield Weight("embed", site, std, module.weight)
+        elif isinstance(module, Linear) and module.roles == ("head",):
+            yield Weight("head", foot(config), base_std("head", module.weight.shape), module.weight)
         elif isinstance(module, Block):
             for connection, sublayer in module.connections():
                 for linear in sublayer.modules():
@@ -67,7 +70,7 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
     Each matrix has its own generator, so that a thousand layers are drawn by all cores.
     """
     for module in model.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | VocabularyHead):
             module.bias.zero_()
 
     def draw(number: int, weight: Weight) -> None:

@@ -162,13 +162,17 @@ class CrossAttention(Attention):
         return self.join(memory.attend(self.q(x_ND)))
 
 
+def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
+    return F.relu if config.activation == "relu" else F.gelu
+
+
 class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig, inside: Inside) -> None:
         super().__init__()
         self.expand = Linear(config.dim, config.ffn_dim, "ffn_in")
         self.inside = inside("ffn_out", config.ffn_dim, 1)
         self.contract = Linear(config.ffn_dim, config.dim, "ffn_out")
-        self.activation: Callable[[Tensor], Tensor] = F.relu if config.activation == "relu" else F.gelu
+        self.activation = activation(config)
         self.activation_dropout = Dropout(config.activation_dropout)
         self.dropout = Dropout(config.dropout)
 
@@ -178,7 +182,7 @@ class FeedForward(nn.Module):
 
 
 class Embed(nn.Module):
-    """Tokens and their positions -> the stream at the foot of a stack: √D·E[token] + P[position]."""
+    """Tokens and their positions -> the stream at the foot of a stack: √D·E[token] + P[position] (+ S[segment])."""
 
     def __init__(self, config: ModelConfig, tokens: Embedding) -> None:
         super().__init__()
@@ -188,11 +192,41 @@ class Embed(nn.Module):
             self.positions: nn.Module = Embedding(config.max_length, config.dim)
         else:
             self.positions = Sinusoids(config.max_length, config.dim)
+        self.segments = Embedding(config.segments, config.dim) if config.segments else None
         self.norm = nn.LayerNorm(config.dim) if config.embed_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, tokens_T: Tensor, positions_T: Tensor) -> Tensor:
-        return self.dropout(self.norm(self.scale * self.tokens(tokens_T) + self.positions(positions_T)))
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, segments_T: Tensor | None = None) -> Tensor:
+        x_TD = self.scale * self.tokens(tokens_T) + self.positions(positions_T)
+        if self.segments is not None:  # what does not say is of the first kind
+            x_TD = x_TD + self.segments(torch.zeros_like(tokens_T) if segments_T is None else segments_T)
+        return self.dropout(self.norm(x_TD))
+
+
+class VocabularyHead(nn.Module):
+    """BERT's way to the vocabulary: LN(activation(x·Wᵀ + b)) before the output matrix, and a bias a word after it."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.dense = Linear(config.dim, config.dim, "head")
+        self.activation = activation(config)
+        self.norm = nn.LayerNorm(config.dim)
+        self.bias = nn.Parameter(torch.empty(vocab_size))
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(x_TD)))
+
+
+class Classifier(nn.Module):
+    """BERT's pooler and the layer that reads it: tanh(x·Wᵀ + b) of a sequence's first token, then a number a class."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = Linear(config.dim, config.dim, "head")
+        self.out = Linear(config.dim, config.classes, "head")
+
+    def forward(self, x_SD: Tensor) -> Tensor:
+        return self.out(self.dense(x_SD).tanh())
 
 
 class Sinusoids(nn.Module):

@@ -3,6 +3,7 @@
     model = Transformer(vocab_size=10000, placement="pre_ln", encoder_layers=6, decoder_layers=6)
     hidden_TD = model(source, target)          # both stacks; the target's tokens shifted right
     logits_TV = model.logits(hidden_TD)
+    scores_SC = model.classify(hidden_TD, firsts_S)   # with model.classes, from each sequence's first token
 
 A model with no decoder layers takes `model(source)`, one with no encoder layers `model(target=target)`.
 """
@@ -24,7 +25,7 @@ from leadline.kernels.cross_entropy import cross_entropy
 from leadline.kernels.pack import Pack
 from leadline.model.block import Layers
 from leadline.model.init import initialise
-from leadline.model.layers import Attention, Embed, Embedding
+from leadline.model.layers import Attention, Classifier, Embed, Embedding, VocabularyHead
 from leadline.placement import find
 
 
@@ -47,6 +48,8 @@ class Transformer(nn.Module):
             self.decoder = Layers(config, "decoder")
         last = self.target_embed if config.decoder_layers else self.source_embed
         self.output = Embedding(vocab_size, config.dim) if config.embeddings == "separate" else last.tokens
+        self.head = VocabularyHead(config, vocab_size) if config.head == "bert" else None
+        self.classifier = Classifier(config) if config.classes else None
         self.fused: Any = None  # leadline.model.fused.Fused, where it runs on fused kernels
         initialise(self, config, seed)
 
@@ -61,15 +64,27 @@ class Transformer(nn.Module):
     def encode(self, source: Pack) -> Tensor:
         if self.fused is not None:
             return self.fused.encode(source)
-        return self.encoder(self.source_embed(source.tokens, source.positions), source)
+        return self.encoder(self.source_embed(source.tokens, source.positions, source.segments), source)
 
     def decode(self, target: Pack, memory_SD: Tensor | None = None, source: Pack | None = None) -> Tensor:
         if self.fused is not None:
             return self.fused.decode(target, memory_SD, source)
-        return self.decoder(self.target_embed(target.tokens, target.positions), target, memory_SD, source)
+        foot_TD = self.target_embed(target.tokens, target.positions, target.segments)
+        return self.decoder(foot_TD, target, memory_SD, source)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        return F.linear(hidden_TD, self.output.weight) if self.fused is None else self.fused.logits(hidden_TD)
+        if self.fused is not None:
+            return self.fused.logits(hidden_TD)
+        if self.head is None:
+            return F.linear(hidden_TD, self.output.weight)
+        return F.linear(self.head(hidden_TD), self.output.weight, self.head.bias)
+
+    def classify(self, hidden_TD: Tensor, firsts_S: Tensor) -> Tensor:
+        """[S, classes] scores of the sequences that begin at `firsts_S`."""
+        if self.classifier is None:
+            raise ValueError("this model has no classifier: build it with classes=2 or more")
+        picked_SD = hidden_TD.index_select(0, firsts_S)
+        return self.classifier(picked_SD) if self.fused is None else self.fused.classify(picked_SD)
 
     def loss(
         self, hidden_TD: Tensor, labels_T: Tensor, smoothing: float, ignore: int, divisor: Tensor | float = 1.0

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from leadline.errors import UserError
 
-Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_out", "embed"]
-ROLES: tuple[Role, ...] = get_args(Role)
+# "head" is what reads the finished stream: no residual connection, so no placement is asked for its gain.
+Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_out", "embed", "head"]
+ROLES: tuple[Role, ...] = tuple(role for role in get_args(Role) if role != "head")
 
 Stack = Literal["encoder", "decoder"]
 Kind = Literal["self", "cross", "ffn"]

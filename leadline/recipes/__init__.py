@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from leadline.config import Config
 from leadline.errors import UserError, nearest
+from leadline.recipes.bert import bert_base_post_ln, bert_base_pre_ln, bert_small_post_ln, bert_small_pre_ln
 from leadline.recipes.iwslt14 import iwslt14_deepnorm, iwslt14_post_ln, iwslt14_pre_ln
 from leadline.recipes.numerals import numerals
 
@@ -14,6 +15,10 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "iwslt14_pre_ln": iwslt14_pre_ln,
     "iwslt14_post_ln": iwslt14_post_ln,
     "iwslt14_deepnorm": iwslt14_deepnorm,
+    "bert_base_pre_ln": bert_base_pre_ln,
+    "bert_base_post_ln": bert_base_post_ln,
+    "bert_small_pre_ln": bert_small_pre_ln,
+    "bert_small_post_ln": bert_small_post_ln,
 }
 
 
@@ -23,4 +28,15 @@ def find(name: str) -> Config:
     return RECIPES[name]()
 
 
-__all__ = ["RECIPES", "find", "iwslt14_deepnorm", "iwslt14_post_ln", "iwslt14_pre_ln", "numerals"]
+__all__ = [
+    "RECIPES",
+    "bert_base_post_ln",
+    "bert_base_pre_ln",
+    "bert_small_post_ln",
+    "bert_small_pre_ln",
+    "find",
+    "iwslt14_deepnorm",
+    "iwslt14_post_ln",
+    "iwslt14_pre_ln",
+    "numerals",
+]

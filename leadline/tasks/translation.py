@@ -35,6 +35,10 @@ class Batch:
     labels: Tensor  # [T], PAD where nothing is to be predicted
     count: int  # labels that are not PAD
 
+    @property
+    def tokens(self) -> int:
+        return self.count
+
     def to(self, device: torch.device) -> Batch:
         source, target = self.source.to(device), self.target.to(device)
         return Batch(source, target, self.labels.to(device, non_blocking=True), self.count)
@@ -76,17 +80,6 @@ def _ended(side: Flat) -> np.ndarray:
     return tokens
 
 
-def loss(model: Transformer, batch: Batch, smoothing: float, divisor: Tensor | float = 1.0) -> Tensor:
-    """The label-smoothed loss, summed over the labels, over `divisor`."""
-    return loss_of_hidden(model, model(batch.source, batch.target), batch, smoothing, divisor)
-
-
-def loss_of_hidden(
-    model: Transformer, hidden_TD: Tensor, batch: Batch, smoothing: float, divisor: Tensor | float = 1.0
-) -> Tensor:
-    return model.loss(hidden_TD, batch.labels, smoothing, PAD, divisor)[0]
-
-
 class Translation:
     def __init__(self, config: Config, store: Store) -> None:
         if not config.model.encoder_layers or not config.model.decoder_layers:
@@ -114,14 +107,23 @@ class Translation:
         model = configuration.to_dict(self.config.model)
         return Transformer(self.store.manifest["vocab_size"], seed=self.config.train.seed, **model)
 
-    def collate(self, rows: np.ndarray) -> Batch:
+    def collate(self, rows: np.ndarray, epoch: int = 0) -> Batch:
         return self._packed(self.train, self.rows[rows], self.shape)
 
     def _packed(self, split: Split, rows: np.ndarray, shape: batching.Shape) -> Batch:
         return collate_flat(*split.gather(rows), shape, self.config.model.max_length)
 
+    def hidden(self, model: Transformer, batch: Batch) -> Tensor:
+        return model(batch.source, batch.target)
+
+    def loss_of_hidden(
+        self, model: Transformer, hidden_TD: Tensor, batch: Batch, divisor: Tensor | float = 1.0
+    ) -> Tensor:
+        """The label-smoothed loss, summed over the labels, over `divisor`."""
+        return model.loss(hidden_TD, batch.labels, self.config.train.label_smoothing, PAD, divisor)[0]
+
     def loss(self, model: Transformer, batch: Batch, divisor: Tensor | float = 1.0) -> Tensor:
-        return loss(model, batch, self.config.train.label_smoothing, divisor)
+        return self.loss_of_hidden(model, self.hidden(model, batch), batch, divisor)
 
     def _valid_batches(self, name: str) -> tuple[Iterator[Batch], int]:
         split = self.store.split(name)

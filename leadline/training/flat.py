@@ -137,5 +137,6 @@ def fuse(model: Transformer, dtype: torch.dtype, accumulate: bool) -> tuple[Flat
     device = flat.weights.device
     second = torch.cuda.Stream(device) if device.type == "cuda" else None
     runtime = Runtime(dtype, torch.zeros(1, dtype=torch.int64, device=device), accumulate, second)
-    model.fused = Fused(model, runtime, flat.read_by_products(model.output.weight), flat.memory)
+    bias = None if model.head is None else flat.read_by_products(model.head.bias)
+    model.fused = Fused(model, runtime, flat.read_by_products(model.output.weight), bias, flat.memory)
     return flat, runtime

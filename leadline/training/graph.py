@@ -44,6 +44,10 @@ class Prepared:
     def count(self) -> int:
         return self.batch.count
 
+    @property
+    def tokens(self) -> int:
+        return self.batch.tokens
+
 
 class Graph(Protocol):
     def replay(self) -> None: ...
@@ -99,7 +103,7 @@ class GraphStep:
         self._update(lr)
         loss, norm = self.found.clone().unbind()
         self.found.zero_()
-        return Result(loss, norm, count, [])
+        return Result(loss, norm, sum(batch.tokens for batch in batches), [])
 
     def _send(self, control: list[float], count: int, seed: int) -> None:
         host = np.zeros(32, dtype=np.uint8)
@@ -193,4 +197,5 @@ class GraphStep:
         self._update(lr)
         norm = self.found[1].clone()
         self.found.zero_()
-        return Result(total, norm, count, [watcher.end(lr) for watcher in watchers])
+        tokens = sum(batch.tokens for batch in batches)
+        return Result(total, norm, tokens, [watcher.end(lr) for watcher in watchers])

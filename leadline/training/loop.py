@@ -78,7 +78,7 @@ class Setup:
 
     folder: Path
     config: Config
-    task: tasks.Translation
+    task: tasks.Task
     device: torch.device
     model: Transformer
     attention: str  # the kernel chosen
@@ -211,7 +211,7 @@ def _batches(setup: Setup, epoch: int, used: int) -> Iterator[tuple[int, int, bo
         for begin in range(used, len(plan), train.accumulate):
             chosen = plan[begin : begin + train.accumulate]
             end = begin + len(chosen)
-            yield epoch, end, end == len(plan), [setup.step.prepare(task.collate(rows)) for rows in chosen]
+            yield epoch, end, end == len(plan), [setup.step.prepare(task.collate(rows, epoch)) for rows in chosen]
         epoch, used = epoch + 1, 0
 
 

@@ -42,7 +42,7 @@ def require_new(folder: Path) -> None:
 def absolute(config: Config) -> Config:
     """A folder named relative to here must be found from anywhere."""
     kind, _, rest = config.data.source.partition(":")
-    if kind in ("text", "prepared"):
+    if kind in ("text", "documents", "prepared"):
         return config.set(data={"source": f"{kind}:{Path(rest).expanduser().absolute()}"})
     return config
 
@@ -76,10 +76,13 @@ def describe(folder: Path, config: Config, store: Store, device: str, chosen: di
 
 def _require_same_data(folder: Path, store: Store) -> None:
     try:
-        before = json.loads((folder / "run.json").read_text(encoding="utf-8"))["data"]["key"]
+        before = json.loads((folder / "run.json").read_text(encoding="utf-8"))["data"]
+        same = before["key"] == store.manifest["key"]
+        # Data prepared again from the same text can still have another vocabulary: WordPiece is learnt by chance.
+        same = same and before["sha256"]["tokenizer.json"] == store.manifest["sha256"]["tokenizer.json"]
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if before != store.manifest["key"]:
+    if not same:
         raise UserError(f"the data of {folder} has changed since the run began: restore it, or train in another folder")
 
 

@@ -29,7 +29,7 @@ class Result(NamedTuple):
 
     loss: Tensor  # a token
     grad_norm: Tensor
-    tokens: int  # that the loss is a mean over
+    tokens: int  # in its batches
     watched: list[tuple[dict[str, float], str]]  # what each watcher logs and says
 
 
@@ -105,4 +105,6 @@ class EagerStep:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return Result(total, grad_norm, count, [watcher.end(lr) for watcher in watchers])
+        return Result(
+            total, grad_norm, sum(batch.tokens for batch in batches), [watcher.end(lr) for watcher in watchers]
+        )

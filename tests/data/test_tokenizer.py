@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import unicodedata
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as StandardTokenizer
 
 from leadline.config import DataConfig
-from leadline.data.tokenizer import BOS, EOS, PAD, SPECIAL, UNK, Tokenizer, clean, learn
+from leadline.data.tokenizer import BERT_SPECIAL, BOS, EOS, PAD, SPECIAL, UNK, Tokenizer, clean, learn
 from leadline.errors import UserError
 
 RAW = {
@@ -150,3 +151,28 @@ def test_lowercase_applies_to_every_kind_of_text(text: str) -> None:
     tokenizer = learned([line], text=text, lowercase=True)
     assert tokenizer.decode(tokenizer.encode([line], "de")) == ["das ist ärgerlich привет"]
     assert clean(line, DataConfig(text=text), "de") == line
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr", "cs"])
+def test_punctuation_is_normalised_as_by_moses(language: str) -> None:
+    from sacremoses import MosesPunctNormalizer
+
+    pieces = [*"“”„‘’‚´`–—…«»()[]%:;,.?!\"'\r <5aZ", "\u00a0", "  ", "nº", "ºC", "cm", "''", "´´", " )", "( ", '."']
+    rng, config = random.Random(0), DataConfig(text="moses_normalize")
+    lines = ["".join(rng.choices(pieces, k=12)) for _ in range(3000)] + [*RAW.values()]
+    moses = MosesPunctNormalizer(lang=language).normalize
+    expected = [" ".join(moses(unicodedata.normalize("NFC", line)).split()) for line in lines]
+    assert [clean(line, config, language) for line in lines] == expected
+
+
+def test_documents_give_the_same_vocabulary_every_time_and_rare_characters_are_unknown() -> None:
+    rare = [chr(0x4E00 + i) for i in range(1200)]  # each once: the library would draw which of them it keeps
+    lines = ["the cat sat on the mat"] * 3 + [f"the {c}{c}" for c in rare]
+    config = DataConfig(vocab_size=1030)
+    one, again = learn(lines, config, documents=True), learn(lines, config, documents=True)
+    assert one.get_vocab() == again.get_vocab()
+    assert [one.token_to_id(name) for name in BERT_SPECIAL] == [0, 1, 2, 3, 4]
+    assert rare[0] in one.get_vocab()
+    encode = Tokenizer(one, config).encode
+    assert encode([rare[-1]], "en")[0][-1] == UNK
+    assert UNK not in encode(["the mat"], "en")[0]

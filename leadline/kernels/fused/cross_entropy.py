@@ -61,7 +61,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx: Any, hidden: Tensor, weight: nn.Parameter, compute: Tensor, labels: Tensor, smoothing: float,
-        ignore: int, divisor: Tensor, learns: bool, runtime: Runtime,
+        ignore: int, divisor: Tensor, learns: bool, runtime: Runtime, bias: tuple[nn.Parameter, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         tokens, words = len(hidden), len(compute)
         smoothed, plain = torch.empty(2, tokens, dtype=torch.float32, device=hidden.device).unbind()
@@ -71,14 +71,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for first in range(0, tokens, piece):
             some = hidden[first : first + piece]
             logits = torch.empty(len(some), aligned, dtype=hidden.dtype, device=hidden.device)[:, :words]
-            torch.mm(some, compute.t(), out=logits)
+            if bias is None:
+                torch.mm(some, compute.t(), out=logits)
+            else:
+                torch.addmm(bias[1], some, compute.t(), out=logits)
             _cross_entropy[(len(some),)](
                 logits, labels[first:], divisor, smoothed[first:], plain[first:], aligned, words, smoothing, ignore,
                 GRADIENT=learns, COLUMNS=min(COLUMNS, triton.next_power_of_2(words)), num_warps=8,
             )  # fmt: skip
             if d_hidden is not None:
                 torch.mm(logits, compute, out=d_hidden[first : first + piece])
-                _projection_gradient(weight, logits, some, runtime, again=first > 0, alone=piece == tokens)
+                own_bias = bias[0] if bias else None
+                _projection_gradient(weight, own_bias, logits, some, runtime, again=first > 0, alone=piece == tokens)
         ctx.save_for_backward(d_hidden)
         loss, plain_loss = smoothed.sum(), plain.sum()
         ctx.mark_non_differentiable(plain_loss)
@@ -86,17 +90,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, one: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        return ctx.saved_tensors[0], *[None] * 8
+        return ctx.saved_tensors[0], *[None] * 9
 
 
 def _projection_gradient(
-    weight: nn.Parameter, logits: Tensor, hidden: Tensor, runtime: Runtime, again: bool, alone: bool
+    weight: nn.Parameter,
+    bias: nn.Parameter | None,
+    logits: Tensor,
+    hidden: Tensor,
+    runtime: Runtime,
+    again: bool,
+    alone: bool,
 ) -> None:
     def work() -> None:
         before = runtime.accumulate
         runtime.accumulate = before or again
         runtime.matrix_gradient(weight, logits, hidden)
         runtime.accumulate = before
+        if bias is not None:
+            assert bias.grad is not None
+            bias.grad += logits.sum(0, dtype=torch.float32)
 
     if alone:
         runtime.aside(work, logits, hidden)
@@ -113,9 +126,11 @@ def linear_cross_entropy(
     ignore: int,
     divisor: Tensor,
     runtime: Runtime,
+    bias: tuple[nn.Parameter, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(smoothed, plain) sums over the labels that are not `ignore`, divided by `divisor` [1]; see the reference in
-    leadline.kernels.cross_entropy. `compute` is `weight` in the arithmetic of matrix products."""
+    leadline.kernels.cross_entropy. `compute` is `weight` in the arithmetic of matrix products; so is the bias's second.
+    """
     hidden = hidden.to(runtime.dtype).contiguous()
     learns = hidden.requires_grad and torch.is_grad_enabled()
-    return _LinearCrossEntropy.apply(hidden, weight, compute, labels, smoothing, ignore, divisor, learns, runtime)
+    return _LinearCrossEntropy.apply(hidden, weight, compute, labels, smoothing, ignore, divisor, learns, runtime, bias)

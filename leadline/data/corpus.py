@@ -1,0 +1,292 @@
+"""Documents as tokens: one block of text a shard, made by several processes, each shard whole or absent.
+
+    FOLDER/manifest.json             as for pairs (leadline.data.store); "holds": "documents"
+    FOLDER/tokenizer.json
+    FOLDER/train-00000.tokens.npy    all tokens of the block's documents, one sentence after the other
+    FOLDER/train-00000.ends.npy      [sentences] where each ends
+    FOLDER/train-00000.documents.npy [documents] how many sentences there are up to the end of each
+
+A shard's last file is `block-00000.json`, what it holds. Whoever finds it there does not make the shard again, so that
+work that was killed goes on behind its finished shards. Documents longer than two blocks are cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from leadline import config as configuration
+from leadline.config import DataConfig
+from leadline.data.documents import Documents, Paragraph
+from leadline.data.sentences import splitter
+from leadline.data.tokenizer import Tokenizer, clean, learn
+from leadline.errors import UserError
+from leadline.files import sha256, write_json
+
+BLOCK = 1 << 23  # characters of a shard
+CHUNK = 2048  # sentences encoded at once
+LEARN_ON = 1 << 25  # the vocabulary is learnt on this many characters at the most, from all over the text
+
+Block = list[tuple[int, list[str]]]  # documents: number, paragraphs
+
+
+class Shard(NamedTuple):
+    tokens: np.ndarray
+    ends: np.ndarray  # [sentences]
+    documents: np.ndarray  # [documents]
+
+    def each(self) -> Iterator[list[np.ndarray]]:
+        """The sentences of each document."""
+        sentences = np.split(self.tokens, self.ends[:-1])
+        for begin, end in itertools.pairwise([0, *self.documents.tolist()]):
+            yield sentences[begin:end]
+
+
+class Survey(NamedTuple):
+    """What a first look at the text finds; it also meets what is damaged before any work is done."""
+
+    documents: int
+    characters: int
+
+
+def survey(source: Documents, config: DataConfig) -> Survey:
+    documents = characters = 0
+    for number, text in source.paragraphs():
+        documents, characters = number + 1, characters + len(text)
+    if not documents:
+        raise UserError(f"{config.source} has no text: every line of it is blank")
+    if documents == 1:
+        raise UserError(
+            f"{config.source} is a single document, so none is left for validation: separate documents by blank lines"
+        )
+    return Survey(documents, characters)
+
+
+def is_valid(document: int, documents: int, config: DataConfig) -> bool:
+    """Of every `valid_every` documents one, drawn from the seed; of what is left over at the end none."""
+    every = min(config.valid_every, documents)
+    group = document // every
+    return group < documents // every and document % every == _chosen(config.seed, group, every)
+
+
+@functools.lru_cache
+def _chosen(seed: int, group: int, every: int) -> int:
+    return int(np.random.default_rng((seed, group)).integers(every))
+
+
+def blocks(paragraphs: Iterable[Paragraph]) -> Iterator[Block]:
+    """The text in pieces of BLOCK characters, cut between documents unless they are very long."""
+    block: Block = []
+    size = 0
+    for number, text in paragraphs:
+        begins = not block or block[-1][0] != number
+        if (size >= BLOCK and begins) or size >= 2 * BLOCK:
+            yield block
+            block, size = [], 0
+        if not block or begins:
+            block.append((number, []))
+        block[-1][1].append(text)
+        size += len(text)
+    if block:
+        yield block
+
+
+def build(folder: Path, config: DataConfig, source: Documents, progress: Any) -> dict[str, Any]:
+    """Fill a folder, or go on filling it; what the manifest says of it."""
+    progress("looking through the text", 0)
+    found = survey(source, config)
+    if not (folder / "tokenizer.json").exists():
+        lines = _sample(source, config, found, progress)
+        learn(lines, config, documents=True).save(str(folder / "tokenizer.json.tmp"))
+        (folder / "tokenizer.json.tmp").rename(folder / "tokenizer.json")
+    write_json(folder / "work.json", {"data": configuration.to_dict(config), "documents": found.documents})
+    todo = (
+        {"number": number, "documents": block}
+        for number, block in enumerate(blocks(source.paragraphs()))
+        if not _marker(folder, number).exists()
+    )
+    processes = min(len(os.sched_getaffinity(0)), math.ceil(found.characters / BLOCK))
+    done = _by_processes(folder, todo, processes) if processes > 1 else _alone(folder, todo)
+    for counts in done:
+        progress("encoding documents", counts["train"]["documents"] + counts["valid"]["documents"])
+    facts = _totals(folder)
+    # What a process that was killed left half written goes too.
+    for path in [folder / "work.json", *folder.glob("block-*.json"), *folder.glob(".*")]:
+        path.unlink()
+    return {
+        "holds": "documents",
+        "vocab_size": Tokenizer.load(folder / "tokenizer.json", config).vocab_size,
+        "splits": facts,
+        "sha256": {path.name: sha256(path) for path in sorted(folder.iterdir())},
+    }
+
+
+def _sample(source: Documents, config: DataConfig, found: Survey, progress: Any) -> Iterator[str]:
+    """What the vocabulary is learnt on: paragraphs of train at equal distances."""
+    distance = math.ceil(found.characters / LEARN_ON)
+    for number, (document, text) in enumerate(source.paragraphs()):
+        if number % distance == 0 and not is_valid(document, found.documents, config):
+            if number // distance % CHUNK == 0:
+                progress("learning the vocabulary", CHUNK)
+            yield clean(text, config, config.source_lang)
+
+
+def _marker(folder: Path, number: int) -> Path:
+    return folder / f"block-{number:05d}.json"
+
+
+def _totals(folder: Path) -> dict[str, Any]:
+    """Of all blocks."""
+    facts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("block-*.json"))]
+    totals: dict[str, Any] = {}
+    for split in ("train", "valid"):
+        counts = [fact[split] for fact in facts]
+        totals[split] = {"shards": [fact["number"] for fact in facts if fact[split]["documents"]]}
+        totals[split] |= {key: sum(count[key] for count in counts) for key in counts[0]}
+        if not totals[split]["documents"]:
+            raise UserError(f"the {split} split has no document with a word in it: lower data.valid_every or add text")
+    return totals
+
+
+def _alone(folder: Path, jobs: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    encoder = _Encoder(folder)
+    yield from (encoder.encode(job["number"], job["documents"]) for job in jobs)
+
+
+def _by_processes(folder: Path, jobs: Iterator[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
+    """Each process is this module as a program: it reads a job a line, and answers a line."""
+    here = str(Path(__file__).parents[2])
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    idle: queue.Queue[subprocess.Popen[str]] = queue.Queue()
+    pending: list[Future[dict[str, Any]]] = []
+
+    def ask(process: subprocess.Popen[str], job: dict[str, Any]) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+                process.stdin.write(json.dumps(job, ensure_ascii=False) + "\n")
+                process.stdin.flush()
+            answer = process.stdout.readline()
+        finally:
+            idle.put(process)
+        if not answer:
+            raise UserError("a process that was preparing documents has died: prepare again to go on where it stopped")
+        return json.loads(answer)
+
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "leadline.data.corpus", str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+    try:
+        for process in processes:
+            idle.put(process)
+        with ThreadPoolExecutor(count) as threads:
+            for job in jobs:
+                pending.append(threads.submit(ask, idle.get(), job))
+                while pending and pending[0].done():
+                    yield pending.pop(0).result()
+            yield from (future.result() for future in pending)
+    finally:
+        for process in processes:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # it leaves when there is nothing more to read
+            process.wait()
+
+
+class _Encoder:
+    """Blocks of text to shards in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        work = json.loads((folder / "work.json").read_text(encoding="utf-8"))
+        self.folder, self.documents = folder, work["documents"]
+        self.config: DataConfig = configuration.from_dict(work["data"], DataConfig, "data.")
+        self.tokenizer = Tokenizer.load(folder / "tokenizer.json", self.config)
+        self.split = splitter(self.config.source_lang)
+        self.kind = np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.uint32
+
+    def encode(self, number: int, block: Block) -> dict[str, Any]:
+        """Write the shard of a block; what it holds."""
+        facts: dict[str, Any] = {"number": number}
+        for name, valid in (("train", False), ("valid", True)):
+            documents = [d for d in block if is_valid(d[0], self.documents, self.config) == valid]
+            shard = self._shard([paragraphs for _, paragraphs in documents])
+            if len(shard.documents):
+                for part, array in shard._asdict().items():
+                    _save(self.folder / f"{name}-{number:05d}.{part}.npy", array)
+            facts[name] = {
+                "documents": len(shard.documents),
+                "sentences": len(shard.ends),
+                "tokens": len(shard.tokens),
+                "empty_left_out": len(documents) - len(shard.documents),
+            }
+        write_json(_marker(self.folder, number), facts)
+        return facts
+
+    def _shard(self, documents: list[list[str]]) -> Shard:
+        sentences: Iterator[tuple[int, str]] = (
+            (number, sentence)
+            for number, paragraphs in enumerate(documents)
+            for paragraph in paragraphs
+            for sentence in self.split(paragraph)
+        )
+        parts, lengths, owners = [np.zeros(0, self.kind)], list[int](), list[int]()
+        while some := list(itertools.islice(sentences, CHUNK)):
+            encoded = self.tokenizer.encode([sentence for _, sentence in some], self.config.source_lang)
+            parts.append(np.fromiter(itertools.chain.from_iterable(encoded), dtype=self.kind))
+            lengths += [len(tokens) for tokens in encoded if tokens]
+            owners += [number for (number, _), tokens in zip(some, encoded, strict=True) if tokens]
+        ends = np.cumsum(lengths, dtype=np.int64).astype(np.uint32)
+        counts = np.bincount(np.array(owners, dtype=np.int64))
+        return Shard(np.concatenate(parts), ends, np.cumsum(counts[counts > 0]).astype(np.uint32))
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    """Whole or absent, whoever else writes the same."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        np.save(file, array)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def open_shards(folder: Path, name: str, numbers: Iterable[int]) -> list[Shard]:
+    parts = Shard._fields
+    return [
+        Shard(*(np.load(folder / f"{name}-{number:05d}.{part}.npy", mmap_mode="r") for part in parts))
+        for number in numbers
+    ]
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asks decides
+    encoder = _Encoder(Path(sys.argv[1]))
+    for line in sys.stdin:
+        job = json.loads(line)
+        print(json.dumps(encoder.encode(job["number"], job["documents"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

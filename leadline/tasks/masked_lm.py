@@ -1,0 +1,235 @@
+"""Masked language modelling: an encoder learns p(token | the rest of its sequence) on 15 % of the tokens (BERT).
+
+A sequence is [CLS] sentences [SEP] of one document. Sequences lie end to end in a pack and do not see each other.
+With `model.classes=2` it is [CLS] A [SEP] B [SEP], and the model also learns whether B follows A (0) or is of
+another document (1), half and half. The loss is over the masked tokens, the only ones projected onto the vocabulary:
+
+    loss = Σ over masked tokens of -log p(token)  +  (masked tokens / sequences) Σ over sequences of -log p(follows)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leadline import config as configuration
+from leadline.config import Config
+from leadline.data import batching
+from leadline.data.sequences import Sequences, cut
+from leadline.data.store import Store
+from leadline.errors import UserError
+from leadline.kernels.cross_entropy import cross_entropy
+from leadline.kernels.pack import Pack, group_sizes, pack_flat
+from leadline.model import Transformer
+from leadline.model.precision import autocast
+from leadline.tasks import masking
+from leadline.tasks.masking import uniform
+
+NOTHING = -100  # the label of a place that is not used
+TRIES = 8  # drawing a sequence of another document
+PIECE = 1024  # masked tokens whose logits are held at once, to evaluate
+
+
+@dataclass(frozen=True)
+class Batch:
+    source: Pack
+    masked: Tensor  # [M] where the masked tokens are; M never changes
+    labels: Tensor  # [M] what they were, NOTHING where fewer are masked
+    firsts: Tensor  # [S] where each sequence begins; empty without next-sentence prediction
+    follows: Tensor  # [S] 0: B follows A; 1: it does not; NOTHING
+    weight: Tensor  # [1] masked tokens / sequences
+    count: int  # labels that are not NOTHING
+    tokens: int  # that are not filler
+
+    def to(self, device: torch.device) -> Batch:
+        names = ("masked", "labels", "firsts", "follows", "weight")
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
+        return dataclasses.replace(self, source=self.source.to(device), **moved)
+
+    def fixed(self) -> Batch:
+        return dataclasses.replace(self, source=self.source.fixed())
+
+
+class MaskedLM:
+    skipped = 0  # what is too long is cut
+
+    def __init__(self, config: Config, store: Store) -> None:
+        _require_usable(config)
+        self.config, self.store = config, store
+        self.pairs = config.model.classes > 0
+        self.vocabulary = masking.Vocabulary.of(store.tokenizer)
+        self.cls, self.sep = (store.tokenizer.special(name) for name in ("[CLS]", "[SEP]"))
+        self.pad = store.tokenizer.special("[PAD]")
+        self.train = self._sequences("train")
+        self.lengths = self._lengths(self.train)
+        size = config.train.batch_tokens
+        self.shape = batching.Shape(source=size, target=size, sequences=max(1, size // 16))
+        # Its standard deviation is about half a word a sequence: more than this is next to never drawn.
+        usual = size / self.lengths[:, 0].mean()
+        self.slots = min(size, math.ceil((config.mask.share * size + 4 * math.sqrt(usual) + 1) / 8) * 8)
+
+    def _sequences(self, split: str) -> Sequences:
+        return cut(self.store.documents(split), self.config.model.max_length - self._specials())
+
+    def _specials(self) -> int:
+        return 3 if self.pairs else 2
+
+    def _lengths(self, sequences: Sequences) -> np.ndarray:
+        """With [CLS] and [SEP]; a pair may turn out shorter."""
+        return np.repeat(sequences.lengths()[:, None] + self._specials(), 2, axis=1)
+
+    def build_model(self) -> Transformer:
+        model = configuration.to_dict(self.config.model)
+        return Transformer(self.store.manifest["vocab_size"], seed=self.config.train.seed, **model)
+
+    def collate(self, rows: np.ndarray, epoch: int = 0) -> Batch:
+        return self._packed(self.train, rows, self.config.train.seed, epoch)
+
+    def _packed(self, sequences: Sequences, rows: np.ndarray, seed: int, epoch: int) -> Batch:
+        laid = [self._laid_out(sequences, int(row), seed, epoch) for row in rows]
+        order = sorted(range(len(rows)), key=lambda i: len(laid[i][0]))  # the pack wants the shortest first
+        rows, laid = rows[order], [laid[i] for i in order]
+        lengths = np.array([len(tokens) for tokens, _, _ in laid])
+        begins = np.cumsum(lengths) - lengths
+        tokens = np.concatenate([tokens for tokens, _, _ in laid])
+        second = np.repeat([first for _, first, _ in laid], lengths)  # where the second segment begins
+        sequence = np.repeat(np.arange(len(rows)), lengths)
+        position = np.arange(len(tokens)) - begins[sequence]
+
+        mask = self.config.mask
+        places = masking.choose(tokens, lengths, (seed, epoch, rows), self.vocabulary, mask.share, mask.whole_words)
+        places = places[: self.slots]  # should there ever be more, the last stay as they are
+        masked, labels = np.zeros(self.slots, dtype=np.int64), np.full(self.slots, NOTHING, dtype=np.int64)
+        masked[: len(places)], labels[: len(places)] = places, tokens[places]
+        keys = (seed, epoch, rows[sequence[places]], position[places])
+        tokens[places] = masking.replaced(tokens, places, keys, self.vocabulary)
+
+        most = self.shape.sequences if self.pairs else 0
+        firsts, follows = np.zeros(most, dtype=np.int64), np.full(most, NOTHING, dtype=np.int64)
+        if self.pairs:
+            firsts[: len(rows)], follows[: len(rows)] = begins, [label for _, _, label in laid]
+        told = max(1, int((follows != NOTHING).sum()))
+        filler = -(-self.shape.source // self.config.model.max_length)
+        source = pack_flat(
+            tokens,
+            lengths,
+            self.shape.source,
+            group_sizes([lengths]),
+            self.config.model.max_length,
+            self.shape.sequences + filler,
+            self.pad,
+            (position >= second).astype(np.int64) if self.config.model.segments else None,
+        )
+        return Batch(
+            source,
+            masked=torch.from_numpy(masked),
+            labels=torch.from_numpy(labels),
+            firsts=torch.from_numpy(firsts),
+            follows=torch.from_numpy(follows),
+            weight=torch.tensor([len(places) / told]),
+            count=max(1, len(places)),
+            tokens=len(tokens),
+        )
+
+    def _laid_out(self, sequences: Sequences, row: int, seed: int, epoch: int) -> tuple[np.ndarray, int, int]:
+        """A row's tokens, where its second segment begins, and whether that follows the first (0, 1 or NOTHING)."""
+        shard, begin, end = sequences.place(row)
+        if not self.pairs or end - begin < 2:
+            tokens = np.concatenate([[self.cls], shard.tokens[begin:end], [self.sep]])
+            return tokens, len(tokens), NOTHING
+
+        drawn = uniform(seed, epoch, row, np.arange(TRIES), np.arange(masking.START + 1)[:, None])
+        breaks, where = sequences.breaks(row), drawn[masking.CUT, 0]
+        middle = int(breaks[int(where * len(breaks))]) if len(breaks) else 0
+        middle = middle or begin + 1 + int(where * (end - begin - 1))  # a sentence by itself: anywhere
+        following, label = shard.tokens[middle:end], 0
+        if drawn[masking.FOLLOWS, 0] < 0.5:
+            others = (drawn[masking.PARTNER] * len(sequences)).astype(np.int64)
+            others = others[sequences.documents[others] != sequences.documents[row]]
+            if len(others):
+                following, label = _like(sequences, int(others[0]), end - middle, drawn[masking.START, 0]), 1
+        first = np.concatenate([[self.cls], shard.tokens[begin:middle], [self.sep]])
+        return np.concatenate([first, following, [self.sep]]), len(first), label
+
+    def hidden(self, model: Transformer, batch: Batch) -> Tensor:
+        return model(batch.source)
+
+    def loss_of_hidden(
+        self, model: Transformer, hidden_TD: Tensor, batch: Batch, divisor: Tensor | float = 1.0
+    ) -> Tensor:
+        picked_MD = hidden_TD.index_select(0, batch.masked)
+        loss = model.loss(picked_MD, batch.labels, self.config.train.label_smoothing, NOTHING, divisor)[0]
+        if self.pairs:
+            scores_SC = model.classify(hidden_TD, batch.firsts)
+            loss = loss + (cross_entropy(scores_SC, batch.follows, 0.0, NOTHING)[0] * batch.weight / divisor).sum()
+        return loss
+
+    def loss(self, model: Transformer, batch: Batch, divisor: Tensor | float = 1.0) -> Tensor:
+        return self.loss_of_hidden(model, self.hidden(model, batch), batch, divisor)
+
+    def _valid_batches(self, split: str) -> Iterator[Batch]:
+        """Masked the same at every evaluation, whatever the seed of the training."""
+        sequences = self._sequences(split)
+        for rows in batching.plan(self._lengths(sequences), self.shape, np.arange(len(sequences))):
+            yield self._packed(sequences, rows, self.config.data.seed, 0)
+
+    @torch.inference_mode()
+    def evaluate(self, model: Transformer, split: str, sentences: int = 0) -> dict[str, float]:
+        """Loss in nats a masked token, its perplexity, the share guessed right; the same of next sentences."""
+        device = next(model.parameters()).device
+        training = model.training
+        model.eval()
+        masked = torch.zeros(3, dtype=torch.float64, device=device)
+        follows = torch.zeros(3, dtype=torch.float64, device=device)
+        with autocast(device, self.config.train.precision):
+            for batch in self._valid_batches(split):
+                batch = batch.to(device)
+                hidden_TD = self.hidden(model, batch)
+                pieces = zip(batch.masked.split(PIECE), batch.labels.split(PIECE), strict=True)
+                for places, labels in pieces:
+                    masked += _judged(model.logits(hidden_TD.index_select(0, places)), labels)
+                if self.pairs:
+                    follows += _judged(model.classify(hidden_TD, batch.firsts), batch.follows)
+        model.train(training)
+        nll, right, _ = (masked / masked[2].clamp(min=1)).tolist()
+        found = {"loss": nll, "nll": nll, "perplexity": math.exp(min(nll, 700.0)), "accuracy": right}
+        if self.pairs:
+            next_nll, next_right, _ = (follows / follows[2].clamp(min=1)).tolist()
+            found |= {"loss": nll + next_nll, "next_nll": next_nll, "next_accuracy": next_right}
+        return found
+
+
+def _require_usable(config: Config) -> None:
+    model, size = config.model, config.train.batch_tokens
+    if not model.encoder_layers or model.decoder_layers:
+        raise UserError("masked_lm needs an encoder alone: set model.encoder_layers, and model.decoder_layers=0")
+    if model.max_length < 8 or size < model.max_length:
+        raise UserError(
+            f"train.batch_tokens={size} must be at least model.max_length={model.max_length}, and that at least 8"
+        )
+    if model.classes not in (0, 2) or (model.classes and model.segments < 2):
+        raise UserError(
+            "masked_lm: set model.classes=0, or model.classes=2 with model.segments=2 for next-sentence prediction"
+        )
+
+
+def _like(sequences: Sequences, row: int, room: int, drawn: float) -> np.ndarray:
+    """As many whole sentences of a row as fit in `room`, from where enough follow, not from its first if possible."""
+    shard, begin, end = sequences.place(row)
+    breaks = sequences.breaks(row)
+    starts = breaks[breaks <= end - room]
+    start = int(starts[int(drawn * len(starts))]) if len(starts) else begin
+    fitting = [e for e in (*breaks.tolist(), end) if start < e <= start + room]
+    return shard.tokens[start : fitting[-1] if fitting else start + room]
+
+
+def _judged(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sums over the labels that count: loss, right guesses, how many."""
+    right = (logits.argmax(-1) == labels).sum()
+    return torch.stack([cross_entropy(logits, labels, 0.0, NOTHING)[0], right, (labels != NOTHING).sum()]).double()
