@@ -355,8 +355,8 @@ def placements(
         for row in rows
     ]
     table(
-        f"{layers[0]}-{layers[1]} layers, d {dim}, FFN {ffn_dim}: constants and initial std by role, in the last layer",
-        ["placement", "stack", "constants", *ROLES],
+        f"{layers[0]}-{layers[1]} layers, d {dim}, FFN {ffn_dim}: constants and initial std, last layer",
+        ["placement", "of", "constants", *ROLES],
         shown,
     )
 
