@@ -39,11 +39,14 @@ class Job:
         Only what differs from the defaults counts, so that a new key in a later version changes nothing.
         """
         ours, usual = to_dict(self.config), to_dict(Config())
-        values = {
-            section: {k: v for k, v in keys.items() if v != usual[section][k]} if isinstance(keys, dict) else keys
+        changed = {
+            f"{section}.{key}": value
             for section, keys in ours.items()
-        } | {"data": self.data_key}
-        values["train"].pop("device", None)
+            if isinstance(keys, dict) and section != "data"
+            for key, value in keys.items()
+            if value != usual[section][key] and (section, key) != ("train", "device")
+        }
+        values = changed | {"task": self.config.task, "data": self.data_key}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def folder(self, root: Path) -> Path:
