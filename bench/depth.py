@@ -99,8 +99,8 @@ def learning(size: Size, out: Path) -> tuple[list[Row], list[str]]:
     layers = next(encoder for encoder, decoder in reversed(size.depths) if decoder)
     base = recipes.numerals().set(
         model={"encoder_layers": layers, "decoder_layers": layers, "dim": size.dim, "ffn_dim": size.ffn_dim},
-        data={"vocab_size": 300, "size": 4000},
-        optim={"lr": 4e-3, "schedule": "inverse_sqrt", "warmup": size.updates // 5},
+        data={"vocab_size": 150, "size": 4000},
+        optim={"lr": 1e-2, "schedule": "inverse_sqrt", "warmup": size.updates // 5},
         train={"updates": size.updates, "batch_tokens": size.tokens, "eval_every": size.updates, "device": "cpu"},
     )
     store = Store(prepare(base.data))

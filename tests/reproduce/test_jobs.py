@@ -71,15 +71,15 @@ def test_divergence_is_a_result_and_a_mistake_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_path: Path) -> None:
-    whole = job(updates=60, save_every=1, eval_every=30)
+    whole = job(updates=40, save_every=1, eval_every=20)
     execute([whole], tmp_path / "whole")
     program = (
         "import sys; sys.path.insert(0, 'tests/reproduce'); from test_jobs import *\n"
-        f"execute([job(updates=60, save_every=1, eval_every=30)], Path({str(tmp_path / 'killed')!r}))"
+        f"execute([job(updates=40, save_every=1, eval_every=20)], Path({str(tmp_path / 'killed')!r}))"
     )
     command = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
     folder = whole.folder(tmp_path / "killed")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (folder / "checkpoints").exists() or not list((folder / "checkpoints").glob("0*")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
