@@ -452,9 +452,12 @@ def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: 
     with TrainingView() as view:
         judged = run(name, figure, scale, base, key, seeds, at_once, out, view.show)
     if not quiet:
-        columns = ["claim", "the paper", "wanted", "measured", "verdict"]
-        rows = [[j.claim.text, j.claim.paper, j.claim.wanted, j.measured, j.verdict] for j in judged]
-        table(figure.title, columns, rows)
+        answer.print(figure.title, soft_wrap=True)
+        for j in judged:
+            answer.print(f"  {j.verdict}: {j.claim.text}", soft_wrap=True)
+            answer.print(
+                f"    measured {j.measured}, wanted {j.claim.wanted}; the paper: {j.claim.paper}", soft_wrap=True
+            )
         answer.print(f"page: {out / name}.html", soft_wrap=True)
     return [{"claim": j.claim.text, "verdict": j.verdict, "values": list(j.values)} for j in judged]
 
