@@ -397,7 +397,7 @@ def _compare(names: list[str], layers: tuple[int, int], lr: float, as_json: bool
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help="deepnet-depth; list shows what there is.")] = "list",
+    what: Annotated[str, typer.Argument(help="A figure's name, or all; list shows what there is.")] = "list",
     scale: Annotated[
         str, typer.Option(help="tiny (two cores, minutes), small (one GPU, about an hour), paper.")
     ] = "tiny",
@@ -412,31 +412,66 @@ def reproduce(
     assignments: Set = None,
     as_json: Json = False,
 ) -> None:
-    """The papers' tables by name, trained on your data; stop it at any time and start it again to go on."""
+    """The papers' figures and tables by name, on your data; stop it at any time and start it again to go on."""
+    from leadline import reproduce as figures
     from leadline.reproduce import depth as ladder
 
+    known = [*figures.FIGURES, "deepnet-depth"]
     if what == "list":
-        answer.print("deepnet-depth  " + ladder.TITLE, soft_wrap=True)
+        titles = {name: figure.title for name, figure in figures.FIGURES.items()} | {"deepnet-depth": ladder.TITLE}
+        for name, title in titles.items():
+            answer.print(f"{name:14} {title}", soft_wrap=True)
         return
-    if what != "deepnet-depth":
-        raise UserError(f"there is nothing called {what!r} to reproduce: leadline reproduce list shows what there is")
-    if scale not in ladder.SCALES:
-        raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, ladder.SCALES)}")
+    if what not in [*known, "all"]:
+        raise UserError(f"there is nothing called {what!r} to reproduce: {nearest(what, [*known, 'list', 'all'])}")
+    if scale not in figures.SCALES:
+        raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, figures.SCALES)}")
     if min(seeds, at_once, *(depths or [1])) < 1:
         raise UserError("--seeds, --jobs and --depth must be at least 1")
-    chosen = ladder.SCALES[scale]
-    base = chosen.config.set(data={"source": source}) if source else chosen.config
-    base = configuration.override(base, assignments or [])
-    with counting("pairs") as progress, TrainingView() as view:
-        rows = ladder.reproduce(
-            base, depths or chosen.depths, only or [], seeds, at_once, out / what, view.show, progress
-        )
+    answers = {}
+    for name in known if what == "all" else [what]:
+        base = ladder.SCALES[scale].config if name == "deepnet-depth" else figures.BASE(scale)
+        base = base.set(data={"source": source}) if source else base
+        base = configuration.override(base, assignments or [])
+        if name == "deepnet-depth":
+            answers[name] = _ladder(base, depths or ladder.SCALES[scale].depths, only or [], seeds, at_once, out)
+        else:
+            answers[name] = _figure(name, scale, base, seeds, at_once, out, quiet=as_json)
     if as_json:
-        _print_json(rows)
-        return
+        _print_json(answers if what == "all" else answers[what])
+
+
+def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: Path, quiet: bool) -> Any:
+    from leadline.data.store import Store, prepare
+    from leadline.reproduce import FIGURES
+    from leadline.reproduce.figure import reproduce as run
+
+    figure = FIGURES[name]
+    with counting("pairs") as progress:
+        key = Store(prepare(base.data, progress=progress)).manifest["key"]
+    with TrainingView() as view:
+        judged = run(name, figure, scale, base, key, seeds, at_once, out, view.show)
+    if not quiet:
+        answer.print(figure.title, soft_wrap=True)
+        for j in judged:
+            answer.print(f"  {j.verdict}: {j.claim.text}", soft_wrap=True)
+            answer.print(
+                f"    measured {j.measured}, wanted {j.claim.wanted}; the paper: {j.claim.paper}", soft_wrap=True
+            )
+        answer.print(f"page: {out / name}.html", soft_wrap=True)
+    return [{"claim": j.claim.text, "verdict": j.verdict, "values": list(j.values)} for j in judged]
+
+
+def _ladder(base: Config, depths: Any, only: list[str], seeds: int, at_once: int, out: Path) -> Any:
+    from leadline.reproduce import depth as ladder
+
+    folder = out / "deepnet-depth"
+    with counting("pairs") as progress, TrainingView() as view:
+        rows = ladder.reproduce(base, depths, only, seeds, at_once, folder, view.show, progress)
     columns = list(rows[0])
     table(f"{ladder.TITLE} (validation loss in nats a token)", columns, [[row[c] for c in columns] for row in rows])
-    answer.print(f"runs, results.csv and table.json: {out / what}", soft_wrap=True)
+    answer.print(f"runs, results.csv and table.json: {folder}", soft_wrap=True)
+    return rows
 
 
 def _number(value: Any, digits: int) -> str:

@@ -31,6 +31,7 @@ class Job:
     name: str  # for people
     config: Config
     data_key: str  # of the prepared data: see leadline.data.store
+    watch: int = 0  # every so many updates, layers and output are looked at (leadline.diagnose); 0: never
 
     @property
     def key(self) -> str:
@@ -47,6 +48,7 @@ class Job:
             if value != usual[section][key] and (section, key) != ("train", "device")
         }
         values = changed | {"task": self.config.task, "data": self.data_key}
+        values |= {"watch": self.watch} if self.watch else {}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def folder(self, root: Path) -> Path:
@@ -58,6 +60,12 @@ def finished(job: Job, root: Path) -> Result | None:
         return json.loads((job.folder(root) / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def read_rows(job: Job, root: Path) -> list[dict[str, Any]]:
+    """The lines of its metrics.jsonl."""
+    lines = (job.folder(root) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def execute(jobs: Sequence[Job], root: Path, at_once: int = 1, on_event: OnEvent = lambda name, event: None) -> None:
@@ -95,7 +103,7 @@ def _start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Ev
     (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "leadline.reproduce.worker", str(folder), job.name],
+            [sys.executable, "-m", "leadline.reproduce.worker", str(folder), job.name, str(job.watch)],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
