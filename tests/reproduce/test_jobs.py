@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -39,23 +38,6 @@ def test_a_key_is_of_what_matters() -> None:
 def test_a_new_config_key_with_its_default_changes_no_key() -> None:
     explicit = Job("one", TINY.set(model={"norm": Config().model.norm}), "data")
     assert explicit.key == job().key
-
-
-def test_a_job_runs_once_and_leaves_what_a_figure_needs(tmp_path: Path) -> None:
-    heard: list[tuple[str, str]] = []
-    execute([job(), job("its twin")], tmp_path, 2, lambda name, event: heard.append((name, event.kind)))
-    assert {name for name, _ in heard} == {"one"}
-    assert {"start", "update", "evaluation"} <= {kind for _, kind in heard}
-    (folder,) = tmp_path.iterdir()
-    result = finished(job(), tmp_path)
-    assert result is not None
-    assert result["updates"] == 6
-    assert result["valid_nll"] > 0
-    assert not result["diverged"]
-    assert not (folder / "checkpoints").exists()
-    before = (folder / "metrics.jsonl").stat().st_mtime_ns
-    execute([job()], tmp_path, on_event=lambda name, event: pytest.fail("nothing is left to do"))
-    assert (folder / "metrics.jsonl").stat().st_mtime_ns == before
 
 
 def test_divergence_is_a_result_and_a_mistake_is_told(tmp_path: Path) -> None:
@@ -97,8 +79,13 @@ def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_pa
     assert results[0] == results[1]
 
 
-def test_the_ladder_ends_in_a_table_beside_the_papers(tmp_path: Path) -> None:
-    rows = depth.reproduce(TINY, [1], ["deepnorm", "rezero"], 1, 2, tmp_path)
+def test_the_ladder_ends_in_a_table_beside_the_papers_and_runs_nothing_twice(tmp_path: Path) -> None:
+    heard: list[tuple[str, str]] = []
+    rows = depth.reproduce(
+        TINY, [1], ["deepnorm", "rezero"], 1, 2, tmp_path, lambda name, event: heard.append((name, event.kind))
+    )
+    assert {name for name, _ in heard} == {"deepnorm 1-1, seed 1", "rezero 1-1, seed 1"}
+    assert {"start", "update", "evaluation"} <= {kind for _, kind in heard}
     assert [row["placement"] for row in rows] == ["deepnorm", "rezero"]
     saved = json.loads((tmp_path / "table.json").read_text())
     assert saved["rows"] == rows
@@ -106,7 +93,12 @@ def test_the_ladder_ends_in_a_table_beside_the_papers(tmp_path: Path) -> None:
     lines = (tmp_path / "results.csv").read_text().splitlines()
     assert lines[0].startswith("placement,layers,seed")
     assert [line.split(",")[:4] for line in lines[1:]] == [["deepnorm", "1-1", "1", "6"], ["rezero", "1-1", "1", "6"]]
-    assert os.listdir(tmp_path / "runs")
+    folders = list((tmp_path / "runs").iterdir())
+    assert len(folders) == 2
+    assert not any((folder / "checkpoints").exists() for folder in folders)
+
+    nothing = lambda name, event: pytest.fail("nothing is left to do")  # noqa: E731
+    assert depth.reproduce(TINY, [1], ["deepnorm", "rezero"], 1, 2, tmp_path, nothing) == rows
 
 
 def result(nll: float, bleu: float = 1.0, diverged: str = "") -> dict:
