@@ -33,6 +33,7 @@ COMMANDS = {
     "agree": "tiny",
     "profile": "iwslt14-gpu",
     "prepare": "numerals",
+    "depth": "depth-tiny",
 }
 LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "x-transformers", "torchscale", "triton")
 
@@ -73,7 +74,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         only=tuple(arguments.only),
         slow=arguments.slow,
     )
-    peak = 0.0 if what == "prepare" else matrix_peak(setting)
+    peak = 0.0 if what in ("prepare", "depth") else matrix_peak(setting)
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"
     facts = {
         "what": what,

@@ -58,6 +58,12 @@ class ModelConfig:
                 raise UserError(f"model.{name} must be at least 0 and below 1, not {getattr(self, name)}")
 
     @property
+    def architecture(self) -> str:
+        if self.encoder_layers and self.decoder_layers:
+            return "encoder-decoder"
+        return "encoder-only" if self.encoder_layers else "decoder-only"
+
+    @property
     def head_width(self) -> int:
         return self.dim // self.heads
 

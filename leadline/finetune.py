@@ -165,7 +165,7 @@ def job(base: Config, setting: Setting, seed: int, store: Store, start: str) -> 
         train={"epochs": setting.epochs, "batch_sequences": setting.batch, "seed": seed},
     )
     text = f"batch {setting.batch}, lr {setting.lr:g}, {setting.epochs} epochs, seed {seed}"
-    return Job(text, config, store.manifest["key"], start)
+    return Job(text, config, store.manifest["key"], start=start)
 
 
 def summary(setting: Setting, results: Sequence[Result], metric: str) -> Found:

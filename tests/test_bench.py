@@ -129,3 +129,13 @@ def test_copied_weights_compute_the_same(placement: str) -> None:
             input_ids=torch.from_numpy(source)[None], decoder_input_ids=torch.from_numpy(target)[None]
         ).logits[0]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_depth_measures_what_layers_cost_and_who_learns(tmp_path: Path) -> None:
+    facts = bench("depth", out=tmp_path)
+    cost, learning = facts["rows"][:2], facts["rows"][2:]
+    assert [row["layers"] for row in cost] == ["2-2", "4-0"]
+    assert all(row["build_seconds"] > 0 and row["step_seconds"] > 0 and row["save_seconds"] > 0 for row in cost)
+    assert [row["contestant"] for row in learning] == ["deepnorm", "post_ln"]
+    assert all(row["valid_loss"] > 0 for row in learning)

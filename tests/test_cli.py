@@ -79,6 +79,20 @@ def test_placements_gives_deepnorms_constants_for_an_encoder_alone(leadline: Lea
     assert all(row["stack"] == "encoder" for row in rows)
 
 
+def test_placements_compare_measures_each(leadline: Leadline, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in set(PLACEMENTS) - {"post_ln", "rezero"}:
+        monkeypatch.delitem(PLACEMENTS, name)
+    rows = strict_json(leadline("placements", "--compare", "--layers", "1", "2", "--json").out)
+    assert [row["placement"] for row in rows] == ["post_ln", "rezero"]
+    post_ln, rezero = rows
+    assert post_ln["growth"] == pytest.approx(1, abs=0.01)
+    assert rezero["first_gradient"] == rezero["last_gradient"] == 0  # its branches are shut
+    assert rezero["change"] < post_ln["change"]
+    assert rezero["needs_warmup"] is False
+    lines = leadline("placements", "--compare", "--layers", "1", "2").out.splitlines()
+    assert any(line.startswith("rezero") for line in lines)
+
+
 def test_placements_is_a_table_for_people(leadline: Leadline) -> None:
     lines = leadline("placements", "--layers", "12", "0").out.splitlines()
     (row,) = (line for line in lines if line.lstrip().startswith("deepnorm"))

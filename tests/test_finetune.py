@@ -60,7 +60,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
             if not (job.folder(root) / "result.json").exists():
                 job.folder(root).mkdir(parents=True, exist_ok=True)
                 (job.folder(root) / "job.toml").write_text(to_toml(job.config))
-                worker.work(job.folder(root), job.name)
+                worker.work(job.folder(root), job.name, job.watch)
 
     monkeypatch.setattr(tuning, "execute", execute)
     monkeypatch.setattr(worker, "_tell", lambda event: None)
@@ -183,7 +183,7 @@ def test_it_goes_on_after_a_kill_to_the_same_scores(
     folder.mkdir(parents=True)
     (folder / "job.toml").write_text((whole.run / "job.toml").read_text())
     process = subprocess.Popen(
-        [sys.executable, "-m", "leadline.reproduce.worker", str(folder), "killed"], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "leadline.reproduce.worker", str(folder), "killed", "0"], stdout=subprocess.DEVNULL
     )
     while not checkpoint.names(folder):
         assert process.poll() is None
@@ -203,8 +203,8 @@ def test_it_goes_on_after_a_kill_to_the_same_scores(
 def test_a_job_s_key_is_of_the_weights_and_not_of_where_they_lie(pretrained: Path) -> None:
     config = load_config(pretrained)
     one, other = (config.set(train={"start": path}) for path in ("/a", "/b"))
-    assert Job("x", one, "data", "weights").key == Job("x", other, "data", "weights").key
-    assert Job("x", one, "data", "weights").key != Job("x", one, "data", "others").key
+    assert Job("x", one, "data", start="weights").key == Job("x", other, "data", start="weights").key
+    assert Job("x", one, "data", start="weights").key != Job("x", one, "data", start="others").key
     assert Job("x", config, "data").key == Job("x", one, "data").key
     first, last = (checkpoint.choose(pretrained, which)[1] for which in ("10", "last"))
     assert checkpoint.fingerprint(first) != checkpoint.fingerprint(last)

@@ -66,7 +66,8 @@ def _alpha_on_branch(found: Sequence[Connection]) -> Iterator[Finding]:
 
 def _alpha_without_norm(found: Sequence[Connection]) -> Iterator[Finding]:
     for c in found:
-        if c.skip_scale > 1 + TOLERANCE and not c.after_add and not c.skip_learned:
+        begins = c.previous < 0  # what scales the embedding is not of the connection
+        if c.skip_scale > 1 + TOLERANCE and not c.after_add and not c.skip_learned and not begins:
             yield Finding(
                 "skip_scaled_without_norm",
                 c.where,
@@ -178,7 +179,8 @@ def _norm_shared(found: Sequence[Connection]) -> Iterator[Finding]:
 def _deepnorm_constants(found: Sequence[Connection]) -> Iterator[Finding]:
     for stack, (alpha, _) in deepnorm_expected(found).items():
         members = [c for c in found if c.stack == stack and c.placement == "DeepNorm"]
-        wrong = [c for c in members if abs(c.skip_scale / alpha - 1) > TOLERANCE]
+        admin = theory.admin_constant(sum(c.stack == stack for c in found))
+        wrong = [c for c in members if min(abs(c.skip_scale / known - 1) for known in (alpha, admin)) > TOLERANCE]
         if wrong:
             given = wrong[0].skip_scale
             yield Finding(

@@ -325,3 +325,9 @@ def deepnet_constants(encoder_layers: int, decoder_layers: int) -> dict[str, Pre
         found[f"{stack}_alpha"] = math.sqrt(math.sqrt(2 * layers))
         found[f"{stack}_beta"] = 1 / math.sqrt(math.sqrt(8 * layers))
     return {name: _equality(f"Wang et al. 2022, Figure 2 ({name})", value) for name, value in found.items()}
+
+
+def admin_constant(connections: int) -> float:
+    """ω = √((n+1)/ln(n+1) − 1): Admin without profiling, for n residual connections in a stack (Liu et al. 2020)."""
+    _at_least(1, connections=connections)
+    return math.sqrt((connections + 1) / math.log(connections + 1) - 1)

@@ -93,7 +93,8 @@ def table(config: ModelConfig) -> list[dict[str, float | str]]:
             block = Block(config, stack, layers - 1)  # type: ignore[arg-type]
         site = foot(config)
         embed = base_std("embed", (1, config.dim)) * find(config.placement).gain("embed", site)
-        stds = {f"std_{weight.role}": weight.std for weight in weights(block, config)} | {"std_embed": embed}
+        found = reversed(list(weights(block, config)))  # of self-attention and cross-attention the former
+        stds = {f"std_{weight.role}": weight.std for weight in found} | {"std_embed": embed}
         rows.append(
             {"placement": config.placement, "stack": stack, "layers": layers, **block.ffn_residual.describe(), **stds}
         )

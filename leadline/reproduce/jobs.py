@@ -24,6 +24,7 @@ from leadline.training.events import Event
 
 Result = dict[str, Any]
 OnEvent = Callable[[str, Any], None]
+PLACES = ("train.device", "train.start", "train.start_checkpoint")  # keys that say where, and not what
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Job:
     name: str  # for people
     config: Config
     data_key: str  # of the prepared data: see leadline.data.store
+    watch: int = 0  # every so many updates, layers and output are looked at (leadline.diagnose); 0: never
     start: str = ""  # of the weights it starts from, where train.start names a run: see checkpoint.fingerprint
 
     @property
@@ -40,14 +42,16 @@ class Job:
         Only what differs from the defaults counts, so that a new key in a later version changes nothing.
         """
         ours, usual = to_dict(self.config), to_dict(Config())
-        values = {
-            section: {k: v for k, v in keys.items() if v != usual[section][k]} if isinstance(keys, dict) else keys
+        changed = {
+            f"{section}.{key}": value
             for section, keys in ours.items()
-        } | {"data": self.data_key}
-        for place in ("device", "start", "start_checkpoint"):
-            values["train"].pop(place, None)
-        if self.start:
-            values["start"] = self.start
+            if isinstance(keys, dict) and section != "data"
+            for key, value in keys.items()
+            if value != usual[section][key] and f"{section}.{key}" not in PLACES
+        }
+        values = changed | {"task": self.config.task, "data": self.data_key}
+        values |= {"watch": self.watch} if self.watch else {}
+        values |= {"start": self.start} if self.start else {}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
     def folder(self, root: Path) -> Path:
@@ -61,9 +65,16 @@ def finished(job: Job, root: Path) -> Result | None:
         return None
 
 
+def read_rows(job: Job, root: Path) -> list[dict[str, Any]]:
+    """The lines of its metrics.jsonl."""
+    lines = (job.folder(root) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def execute(jobs: Sequence[Job], root: Path, at_once: int = 1, on_event: OnEvent = lambda name, event: None) -> None:
     """Run what is not finished yet, each in a process of its own. `on_event(name, event)` hears of every step."""
-    waiting = [job for job in {job.key: job for job in jobs}.values() if finished(job, root) is None]
+    different = {job.key: job for job in reversed(jobs)}  # of equal ones the first
+    waiting = [job for job in reversed(different.values()) if finished(job, root) is None]
     running: dict[subprocess.Popen[str], Job] = {}
     failed: list[str] = []
     events: queue.Queue[tuple[str, Event]] = queue.Queue()
@@ -95,7 +106,7 @@ def _start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Ev
     (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "leadline.reproduce.worker", str(folder), job.name],
+            [sys.executable, "-m", "leadline.reproduce.worker", str(folder), job.name, str(job.watch)],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

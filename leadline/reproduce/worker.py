@@ -1,6 +1,6 @@
 """One run of leadline.reproduce.jobs: trains in FOLDER, or goes on there, and tells of it on stdout, a JSON a line.
 
-python -m leadline.reproduce.worker FOLDER NAME
+python -m leadline.reproduce.worker FOLDER NAME WATCH
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ from leadline.training import run as runs
 from leadline.training.events import Event
 
 
-def work(folder: Path, name: str) -> None:
+def work(folder: Path, name: str, watch: int) -> None:
+    from leadline.diagnose.drift import Drift
+    from leadline.diagnose.watch import Watch
     from leadline.training.loop import resume, train
 
     config = configuration.load(folder / "job.toml")
+    on_step: list[Any] = [_tell]
+    if watch:
+        on_step += [Watch(watch), Drift(watch, config.train.precision)]
+        _forget(folder)  # what is compared with the beginning has to see it
     diverged = ""
     try:
-        resume(folder, [_tell]) if (folder / "config.toml").exists() else train(config, folder, [_tell])
+        resume(folder, on_step) if (folder / "config.toml").exists() else train(config, folder, on_step)
     except Diverged as error:
         diverged = str(error)
     rows = runs.read_metrics(folder)
@@ -49,6 +55,12 @@ def work(folder: Path, name: str) -> None:
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
+def _forget(folder: Path) -> None:
+    (folder / "config.toml").unlink(missing_ok=True)
+    (folder / "metrics.jsonl").unlink(missing_ok=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
 def _tell(event: Event) -> None:
     print(json.dumps(asdict(event)), flush=True)
 
@@ -64,6 +76,6 @@ def _leave_with(parent: int) -> None:
 if __name__ == "__main__":
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     try:
-        work(Path(sys.argv[1]), sys.argv[2])
+        work(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     except (UserError, Interrupted) as error:
         sys.exit(str(error))

@@ -13,6 +13,8 @@ from leadline.diagnose.verdict import calibration, warmup_gain
 from leadline.errors import UserError
 from leadline.placement import PLACEMENTS
 
+MEASURED = ("post_ln", "pre_ln", "deepnorm")  # the placements of the grid of trainings
+
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +41,7 @@ def of(placement: str, *arguments: Any, **keywords: Any) -> Advice:
 
 
 def test_the_table_is_there_and_holds_every_placement() -> None:
-    assert {row.placement for row in measured()} == set(PLACEMENTS)
+    assert {row.placement for row in measured()} == set(MEASURED) < set(PLACEMENTS)
     for row in measured():
         assert row.layers >= 1
         assert row.dim >= 2
@@ -75,10 +77,10 @@ def test_only_deepnorm_has_constants() -> None:
 
 def test_there_is_one_entry_a_placement() -> None:
     for layers in (1, 6, 100, 1000):
-        assert sorted(a.placement for a in advise(layers, 512)) == sorted(PLACEMENTS)
+        assert sorted(a.placement for a in advise(layers, 512)) == sorted(MEASURED)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", MEASURED)
 def test_the_rate_falls_with_depth(placement: str) -> None:
     shallow, middle, deep, deeper = (of(placement, layers, 64).rate for layers in (1, 12, 100, 1000))
     assert shallow > 0
@@ -87,7 +89,7 @@ def test_the_rate_falls_with_depth(placement: str) -> None:
 
 @pytest.mark.parametrize("arch", ["encoder-decoder", "encoder", "decoder"])
 def test_the_rate_goes_as_one_over_the_width(arch: Any) -> None:
-    for placement in PLACEMENTS:
+    for placement in MEASURED:
         levels = [of(placement, 3, dim, arch).rate * dim for dim in (8, 64, 512, 4096)]
         assert levels == pytest.approx([levels[0]] * 4)
 

@@ -1,0 +1,115 @@
+"""How far training has moved what a model computes: an on_step function that watches the output on one batch.
+
+    drift       ‖F(x, θ_i) − F(x, θ_0)‖, a token's mean over √d: DeepNet's accumulated update (section 3)
+    change      ‖F(x, θ_i) − F(x, θ_{i−1})‖ of the watched update alone: DeepNet's ‖ΔF‖
+    norm_input  ‖what enters a norm of the residual stream‖ over √d, mean over the self-attention, cross-attention and
+                feed-forward connections of each stack: where it is large, the norm's Jacobian is small (Xiong, Lemma 3)
+
+    second_matrix  ‖∂L/∂W‖ of the feed-forward layer's second matrix, layer by layer: Xiong's Figure 3
+
+F is what leaves the last stack, x the first batch that was watched. Logged as watch/drift, watch/change,
+watch/norm_input/STACK.KIND and watch/second_matrix/STACK.LAYER.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leadline.errors import UserError
+from leadline.model.block import Block
+from leadline.model.precision import autocast
+
+
+class Drift:
+    """An on_step function that also reads the model: see leadline.training.events.Watcher."""
+
+    def __init__(self, every: int = 1, precision: str = "fp32") -> None:
+        if every < 1:
+            raise UserError(f"Drift(every): every must be at least 1, not {every}")
+        self.every, self.precision = every, precision
+        self.model: Any = None
+        self.batch: tuple[Any, ...] = ()
+        self.start: Tensor | None = None
+        self.before: Tensor | None = None
+        self.inputs: dict[str, list[Tensor]] = defaultdict(list)
+        self.matrices: dict[str, float] = {}
+        self.handles: list[Any] = []
+
+    def __call__(self, event: Any) -> None:
+        """Events say nothing it needs."""
+
+    def due(self, update: int) -> bool:
+        return update == 1 or update % self.every == 0
+
+    def begin(self, model: nn.Module) -> None:
+        self.model = model
+        if not self.batch:
+            self.handles = [model.register_forward_pre_hook(self._keep, with_kwargs=True)]
+
+    def _keep(self, model: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if not self.batch:
+            self.batch = (args, keywords)
+
+    def gradients(self) -> None:
+        """Before the optimizer's step: where it starts from."""
+        for handle in self.handles:
+            handle.remove()
+        self.matrices = {
+            f"watch/second_matrix/{block.ffn_residual.site.stack}.{block.ffn_residual.site.layer}": float(
+                block.ffn.contract.weight.grad.norm()
+            )
+            for block in self.model.modules()
+            if isinstance(block, Block) and block.ffn.contract.weight.grad is not None
+        }
+        self.before = self._output()
+        self.start = self.before if self.start is None else self.start
+
+    def end(self, lr: float) -> tuple[dict[str, float], str]:
+        assert self.start is not None
+        assert self.before is not None
+        self.inputs.clear()
+        handles = [norm.register_forward_pre_hook(self._note(name)) for name, norm in _norms(self.model)]
+        after = self._output()
+        for handle in handles:
+            handle.remove()
+        row = {"watch/drift": _size(after - self.start), "watch/change": _size(after - self.before)}
+        row |= {f"watch/norm_input/{k}": float(torch.stack(v).mean()) for k, v in self.inputs.items()}
+        return row | self.matrices, ""
+
+    def _note(self, name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self.inputs[name].append(args[0].float().norm(dim=-1).mean() / math.sqrt(args[0].shape[-1]))
+
+        return hook
+
+    @torch.no_grad()
+    def _output(self) -> Tensor:
+        model, (args, keywords) = self.model, self.batch
+        training, fused, model.fused = model.training, model.fused, None
+        model.eval()
+        try:
+            with autocast(next(model.parameters()).device, self.precision):
+                return model(*args, **keywords).float()
+        finally:
+            model.fused = fused
+            model.train(training)
+
+
+def _norms(model: Any) -> list[tuple[str, nn.Module]]:
+    """The norms of the residual connections, by stack and kind of sublayer."""
+    found = []
+    for block in (module for module in model.modules() if isinstance(module, Block)):
+        for connection, _ in block.connections():
+            norm = getattr(connection, "norm", None)
+            if isinstance(norm, nn.Module):
+                found.append((f"{connection.site.stack}.{connection.site.kind}", norm))
+    return found
+
+
+def _size(x: Tensor) -> float:
+    return float(x.norm(dim=-1).mean()) / math.sqrt(x.shape[-1])

@@ -1,0 +1,135 @@
+"""Figures 3 to 5 of Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers" (arXiv 2203.00555)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from leadline.config import Config
+from leadline.report.page import Chart, Section
+from leadline.reproduce.claims import Claim, Numbers
+from leadline.reproduce.figure import Figure, Run, Runs, Variants, band, by_depth, curves, differences, slope
+
+UPDATES = {"tiny": 6, "small": 50, "paper": 200}  # of the accumulated update
+
+
+def _fig4(scale: str, base: Config) -> Variants:
+    """The first updates at depth 18-18, watched."""
+    depth = 6 if scale == "tiny" else 18
+    steps = {"updates": UPDATES[scale], "epochs": 0, "step": "eager", "bleu_sentences": 0, "eval_every": 0}
+    found: Variants = {}
+    for placement in ("post_ln", "post_ln_init", "pre_ln", "deepnorm", "admin"):
+        model = {"placement": placement, "encoder_layers": depth, "decoder_layers": depth, "dropout": 0.0}
+        optim = {"lr": 1e-3, "schedule": "constant", "warmup": 0}
+        found[placement] = (base.set(model=model, train=steps, optim=optim), 1)
+    return found
+
+
+def _drift(run: Run) -> float:
+    return run.last("watch/drift")
+
+
+def _fig4_numbers(runs: Runs) -> Numbers:
+    def ratio(left: str, right: str, read: Callable[[Run], float]) -> list[float]:
+        pairs = zip(runs.get(left, ()), runs.get(right, ()), strict=False)
+        return [read(a) / read(b) for a, b in pairs]
+
+    def first(run: Run) -> float:
+        return run.curve("watch/change")[1][0]
+
+    return {
+        "post/deepnorm first": ratio("post_ln", "deepnorm", first),
+        "post/init first": ratio("post_ln", "post_ln_init", first),
+        "post/deepnorm drift": ratio("post_ln", "deepnorm", _drift),
+    }
+
+
+def _fig4_charts(runs: Runs) -> list[Section]:
+    return [
+        Chart("Accumulated update of the model", "update", "‖F(θ_i) − F(θ_0)‖ / √d", curves(runs, "watch/drift")),
+        Chart("Update of the model", "update", "‖ΔF‖ / √d", curves(runs, "watch/change")),
+        Chart(
+            "What enters the norms of the decoder's feed-forward layers",
+            "update",
+            "‖x‖ / √d",
+            curves(runs, "watch/norm_input/decoder.ffn"),
+        ),
+    ]
+
+
+FIG4 = Figure(
+    title="DeepNet Figure 4: the model's update in its first steps",
+    paper="Wang et al. 2022, section 3",
+    variants=_fig4,
+    numbers=_fig4_numbers,
+    charts=_fig4_charts,
+    claims=(
+        Claim(
+            "Post-LN's first update is larger than DeepNorm's, times",
+            "explodes, DeepNorm's is bounded",
+            "post/deepnorm first",
+            at_least=1.5,
+        ),
+        Claim("and than that of Post-LN-init, times", "larger", "post/init first", at_least=1.0),
+        Claim(
+            "so is its accumulated update, times", "much larger", "post/deepnorm drift", at_least=1.0, scales=("paper",)
+        ),
+    ),
+)
+
+
+def _fig5(scale: str, base: Config) -> Variants:
+    """‖ΔF‖ of tiny models (d 64, FFN 128, 2 heads) against depth."""
+    depths = (2, 6, 12) if scale == "tiny" else (6, 18, 50, 100)
+    once = {"updates": 1, "epochs": 0, "step": "eager", "precision": "fp32", "bleu_sentences": 0, "eval_every": 0}
+    sizes = {"dim": 64, "ffn_dim": 128, "heads": 2, "dropout": 0.0}
+    found: Variants = {}
+    for placement in ("post_ln", "deepnorm"):
+        for depth in depths:
+            model = sizes | {"placement": placement, "encoder_layers": depth, "decoder_layers": depth}
+            optim = {"lr": 1e-4, "schedule": "constant", "warmup": 0}
+            found[f"{placement} {depth}-{depth}"] = (base.set(model=model, train=once, optim=optim), 1)
+    return found
+
+
+def _change(run: Run) -> float:
+    return run.last("watch/change")
+
+
+def _fig5_numbers(runs: Runs) -> Numbers:
+    numbers: dict[str, list[float]] = {}
+    for placement in ("post_ln", "deepnorm"):
+        depths = by_depth(runs, placement)
+        seeds = min((len(members) for members in depths.values()), default=0)
+        if len(depths) > 1:
+            values = [[_change(members[seed]) for members in depths.values()] for seed in range(seeds)]
+            numbers[f"{placement} slope"] = [slope(list(depths), each) for each in values]
+    steeper = differences(numbers.get("post_ln slope", []), numbers.get("deepnorm slope", []))
+    return numbers | {"post_ln - deepnorm": steeper}
+
+
+def _fig5_charts(runs: Runs) -> list[Section]:
+    series = [
+        band(placement, list(depths), [[_change(run) for run in members] for members in depths.values()])
+        for placement in ("post_ln", "deepnorm")
+        if (depths := by_depth(runs, placement))
+    ]
+    return [Chart("Update of the model against depth", "layers of each stack", "‖ΔF‖ / √d", series, log_x=True)]
+
+
+FIG5 = Figure(
+    title="DeepNet Figure 5: the model's update against depth",
+    paper="Wang et al. 2022, Figure 5",
+    variants=_fig5,
+    numbers=_fig5_numbers,
+    charts=_fig5_charts,
+    claims=(
+        Claim(
+            "DeepNorm's update does not grow with depth (slope in log-log)",
+            "about constant from 6-6 to 100-100",
+            "deepnorm slope",
+            at_most=0.15,
+        ),
+        Claim("Post-LN's grows faster: the difference of the slopes", "grows", "post_ln - deepnorm", at_least=0.1),
+    ),
+    seeds=3,
+)

@@ -1,0 +1,268 @@
+"""The figures of Xiong et al. 2020, "On Layer Normalization in the Transformer Architecture" (arXiv 2002.04745)."""
+
+from __future__ import annotations
+
+import math
+
+from leadline import recipes
+from leadline.config import Config
+from leadline.report.page import Chart, Section
+from leadline.reproduce.claims import Claim, Numbers
+from leadline.reproduce.figure import Figure, Run, Runs, Variants, band, by_depth, curves, differences, of, slope
+
+BIG = ("small", "paper")
+MATRIX = "watch/second_matrix/decoder."
+
+
+def base(scale: str) -> Config:
+    """The IWSLT14 model of section 4.1; tiny: number words in a minute on a core."""
+    if scale == "tiny":
+        small = {"updates": 120, "batch_tokens": 512, "eval_every": 20, "bleu_sentences": 40, "keep": 1}
+        return recipes.numerals().set(data={"size": 8000, "vocab_size": 500}, train=small)
+    return recipes.iwslt14_pre_ln().set(
+        train={
+            "epochs": 12 if scale == "small" else 15,
+            "step": "graph",
+            "log_every": 50,
+            "bleu_sentences": 1000 if scale == "small" else -1,
+            "keep": 1,
+        }
+    )
+
+
+def _rates(scale: str) -> tuple[float, float, tuple[int, int]]:
+    """The lower and the higher rate of Adam, and the short and the long warm-up."""
+    return (3e-3, 6e-3, (15, 40)) if scale == "tiny" else (5e-4, 1e-3, (500, 4000))
+
+
+def _nll(run: Run) -> float:
+    return run.last("valid_nll")
+
+
+def _post(base: Config, name: str, lr: float, warmup: int) -> Config:
+    schedule = {"name": name, "lr": lr, "schedule": "inverse_sqrt", "warmup": warmup}
+    return base.set(model={"placement": "post_ln"}, optim=schedule | ({"momentum": 0.0} if name == "sgd" else {}))
+
+
+def _fig2(scale: str, base: Config) -> Variants:
+    low, high, (short, long) = _rates(scale)
+    found: Variants = {}
+    for name, rates in (("adam", (low, high)), ("sgd", (5e-3, 1e-3))):
+        for lr in rates:
+            for what, warmup in (("no", 1), ("short", short), ("long", long)):
+                label = f"{name}, {'lower' if lr == min(rates) else 'higher'} rate, {what} warm-up"
+                found[label] = (_post(base, name, lr, warmup), 0)
+    return found
+
+
+def _fig2_numbers(runs: Runs) -> Numbers:
+    def gap(left: str, right: str) -> list[float]:
+        return differences(of(runs, left, _nll), of(runs, right, _nll))
+
+    return {
+        "none - long, higher": gap("adam, higher rate, no warm-up", "adam, higher rate, long warm-up"),
+        "none - long, lower": gap("adam, lower rate, no warm-up", "adam, lower rate, long warm-up"),
+        "short: higher - lower": gap("adam, higher rate, short warm-up", "adam, lower rate, short warm-up"),
+        "sgd none - adam long": gap("sgd, higher rate, no warm-up", "adam, higher rate, long warm-up"),
+    }
+
+
+FIG2 = Figure(
+    title="Xiong Figure 2: Post-LN needs warm-up, whatever the optimizer",
+    paper="Xiong et al. 2020, Figure 2",
+    variants=_fig2,
+    numbers=_fig2_numbers,
+    charts=lambda runs: [
+        Chart("Validation loss", "update", "nats a token", curves(runs, "valid_nll")),
+        Chart("BLEU", "update", "BLEU", curves(runs, "valid_bleu")),
+    ],
+    claims=(
+        Claim(
+            "Adam at the higher rate ends worse without warm-up than with the long one, in nats a token",
+            "BLEU 8.45 without, about 34 with 4,000 updates of it",
+            "none - long, higher",
+            at_least=0.5,
+        ),
+        Claim(
+            "so does Adam at the lower rate",
+            "BLEU 8.45 without, about 34 with",
+            "none - long, lower",
+            at_least=0.5,
+            scales=BIG,
+        ),
+        Claim(
+            "with the short warm-up the higher rate ends worse than the lower",
+            "BLEU 2.77 at 1e-3, 31.16 at 5e-4",
+            "short: higher - lower",
+            at_least=0.2,
+            scales=BIG,
+        ),
+        Claim(
+            "SGD without warm-up ends worse than Adam with it",
+            "BLEU about 0 in 15 epochs",
+            "sgd none - adam long",
+            at_least=0.5,
+        ),
+    ),
+)
+
+
+def _fig3(scale: str, base: Config) -> Variants:
+    """One update over eight mini-batches, watched: the norm of the mean gradient at the beginning, by depth."""
+    depths = (2, 4, 6) if scale == "tiny" else (6, 8, 10, 12, 14)
+    once = {"updates": 1, "epochs": 0, "accumulate": 8, "step": "eager", "bleu_sentences": 0, "eval_every": 0}
+    found: Variants = {}
+    for placement in ("post_ln", "pre_ln"):
+        for depth in depths:
+            model = {"placement": placement, "encoder_layers": depth, "decoder_layers": depth, "dropout": 0.0}
+            found[f"{placement} {depth}-{depth}"] = (base.set(model=model, train=once, optim={"lr": 1e-9}), 1)
+    return found
+
+
+def _layer_gradients(run: Run) -> list[float]:
+    """Of the second feed-forward matrix of the decoder's layers, from the first to the last."""
+    found = {key: value for row in run.rows for key, value in row.items() if key.startswith(MATRIX)}
+    return [found[key] for key in sorted(found, key=lambda key: int(key.removeprefix(MATRIX)))]
+
+
+def _fig3_numbers(runs: Runs) -> Numbers:
+    numbers: dict[str, list[float]] = {}
+    for placement in ("post_ln", "pre_ln"):
+        depths = by_depth(runs, placement)
+        seeds = min((len(members) for members in depths.values()), default=0)
+        last = [[_layer_gradients(members[s])[-1] for members in depths.values()] for s in range(seeds)]
+        if len(depths) > 1:
+            numbers[f"{placement} slope"] = [slope(list(depths), values) for values in last]
+        if depths:
+            shallow = depths[min(depths)]
+            numbers[f"{placement} last/first"] = [g[-1] / g[0] for g in map(_layer_gradients, shallow)]
+    return numbers
+
+
+def _fig3_charts(runs: Runs) -> list[Section]:
+    by_layer, against_depth = [], []
+    for placement in ("post_ln", "pre_ln"):
+        depths = by_depth(runs, placement)
+        if not depths:
+            continue
+        shallow = [_layer_gradients(run) for run in depths[min(depths)]]
+        by_layer.append(band(placement, range(1, len(shallow[0]) + 1), list(zip(*shallow, strict=True))))
+        last = [[_layer_gradients(run)[-1] for run in members] for members in depths.values()]
+        against_depth.append(band(placement, list(depths), last))
+    return [
+        Chart("Gradient of the second feed-forward matrix by layer", "decoder layer", "norm of the gradient", by_layer),
+        Chart(
+            "Gradient of the last feed-forward matrix by depth",
+            "layers of each stack",
+            "norm of the gradient",
+            against_depth,
+        ),
+    ]
+
+
+FIG3 = Figure(
+    title="Xiong Figure 3: gradients at initialisation",
+    paper="Xiong et al. 2020, Figure 3",
+    variants=_fig3,
+    numbers=_fig3_numbers,
+    charts=_fig3_charts,
+    claims=(
+        Claim(
+            "Post-LN's last gradient does not fall with depth (slope in log-log)",
+            "flat, about 1.6 from 6-6 to 14-14",
+            "post_ln slope",
+            at_least=-0.25,
+        ),
+        Claim("Pre-LN's falls, as L^-½", "Theorem 1: slope −½", "pre_ln slope", at_least=-0.9, at_most=-0.25),
+        Claim("Post-LN's gradients grow from the first layer to the last", "grow", "post_ln last/first", at_least=1.2),
+        Claim("Pre-LN's are about the same in all layers", "flat", "pre_ln last/first", at_least=0.3, at_most=1.2),
+    ),
+    seeds=3,
+)
+
+
+def _fig4(scale: str, base: Config) -> Variants:
+    _, high, (_, long) = _rates(scale)
+    none = {"warmup": 0}
+    linear = {"name": "radam", "schedule": "linear"} | none
+    return {
+        "pre_ln, adam, no warm-up": (base, 0),
+        "post_ln, adam, warm-up": (_post(base, "adam", high, long), 0),
+        "post_ln, radam, no warm-up": (base.set(model={"placement": "post_ln"}, optim=linear), 0),
+        "pre_ln, radam, no warm-up": (base.set(optim=linear), 0),
+    }
+
+
+def _reached(run: Run, loss: float) -> float:
+    """The share of the updates after which the validation loss is at most `loss`; infinite if never."""
+    updates, losses = run.curve("valid_nll")
+    return next((u / updates[-1] for u, value in zip(updates, losses, strict=True) if value <= loss), math.inf)
+
+
+def _fig4_numbers(runs: Runs) -> Numbers:
+    pre, post = (runs.get(label, ()) for label in ("pre_ln, adam, no warm-up", "post_ln, adam, warm-up"))
+    return {
+        "pre - post": differences([_nll(r) for r in pre], [_nll(r) for r in post]),
+        "share": [_reached(a, _nll(b)) for a, b in zip(pre, post, strict=False)],
+        "radam pre - adam pre": differences(of(runs, "pre_ln, radam, no warm-up", _nll), [_nll(r) for r in pre]),
+        "radam post - adam post": differences(of(runs, "post_ln, radam, no warm-up", _nll), [_nll(r) for r in post]),
+    }
+
+
+FIG4 = Figure(
+    title="Xiong Figure 4: Pre-LN without warm-up against Post-LN with it",
+    paper="Xiong et al. 2020, Figure 4",
+    variants=_fig4,
+    numbers=_fig4_numbers,
+    charts=FIG2.charts,
+    claims=(
+        Claim("Pre-LN without warm-up ends no worse than Post-LN with it", "both about 34", "pre - post", at_most=0.1),
+        Claim(
+            "it reaches Post-LN's final loss in less of the updates",
+            "its 9th checkpoint is as good as Post-LN's 15th: 0.6",
+            "share",
+            at_most=0.8,
+        ),
+        Claim(
+            "RAdam trains Post-LN without warm-up about as well as Adam with it",
+            "trains",
+            "radam post - adam post",
+            at_most=0.3,
+            scales=BIG,
+        ),
+        Claim(
+            "RAdam changes little for Pre-LN", "little", "radam pre - adam pre", at_least=-0.3, at_most=0.3, scales=BIG
+        ),
+    ),
+)
+
+
+def _fig6(scale: str, base: Config) -> Variants:
+    low = {"lr": 6e-4 if scale == "tiny" else 1e-4, "schedule": "constant", "warmup": 0}
+    return {
+        "post_ln, small fixed rate": (base.set(model={"placement": "post_ln"}, optim=low), 0),
+        "pre_ln, adam, no warm-up": (base, 0),
+    }
+
+
+FIG6 = Figure(
+    title="Xiong Figure 6: Post-LN at a small fixed rate",
+    paper="Xiong et al. 2020, Figure 6",
+    variants=_fig6,
+    numbers=lambda runs: {
+        "final": of(runs, "post_ln, small fixed rate", lambda run: run.curve("valid_nll")[1][0] - _nll(run)),
+        "fixed - pre": differences(
+            of(runs, "post_ln, small fixed rate", _nll), of(runs, "pre_ln, adam, no warm-up", _nll)
+        ),
+    },
+    charts=FIG2.charts,
+    claims=(
+        Claim(
+            "without warm-up, a small fixed rate trains Post-LN: its loss falls by so many nats",
+            "from above 8 to about 4.3 in 27 epochs",
+            "final",
+            at_least=0.5,
+        ),
+        Claim("it stays behind Pre-LN at the usual rate", "4.3 against 4", "fixed - pre", at_least=0.05),
+    ),
+)

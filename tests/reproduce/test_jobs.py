@@ -1,0 +1,117 @@
+"""Many trainings: finished ones are skipped, killed ones go on, equal ones are shared, failed ones are told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from leadline.config import Config
+from leadline.errors import UserError
+from leadline.reproduce import depth
+from leadline.reproduce.jobs import Job, execute, finished
+
+TINY = depth.SCALES["tiny"].config.set(
+    model={"dim": 16, "ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1},
+    data={"size": 300, "vocab_size": 150},
+    train={"updates": 6, "batch_tokens": 128, "eval_every": 3, "bleu_sentences": 3, "log_every": 1},
+)
+
+
+def job(name: str = "one", **train: int) -> Job:
+    return Job(name, TINY.set(train=train), "data")
+
+
+def test_a_key_is_of_what_matters() -> None:
+    assert job().key == job("another name").key
+    assert job().key == Job("one", TINY.set(train={"device": "cpu"}), "data").key
+    assert job().key == Job("one", TINY.set(data={"source": "text:somewhere"}), "data").key  # the data is its key
+    others = [job(seed=2), Job("one", TINY, "other data"), Job("one", TINY.set(optim={"lr": 0.5}), "data")]
+    assert len({job().key, *(other.key for other in others)}) == 4
+
+
+def test_a_new_config_key_with_its_default_changes_no_key() -> None:
+    explicit = Job("one", TINY.set(model={"norm": Config().model.norm}), "data")
+    assert explicit.key == job().key
+
+
+def test_divergence_is_a_result_and_a_mistake_is_told(tmp_path: Path) -> None:
+    wild = Job("wild", TINY.set(optim={"lr": 1e30, "warmup": 0}), "data")
+    wrong = Job("wrong", TINY.set(model={"placement": "no.such:Thing"}), "data")
+    with pytest.raises(UserError, match=r"1 of 2 runs failed.*wrong: .*no.such:Thing"):
+        execute([wild, wrong], tmp_path, 2)
+    result = finished(wild, tmp_path)
+    assert result is not None
+    assert "try a lower optim.lr" in result["diverged"]
+    assert finished(wrong, tmp_path) is None
+
+
+@pytest.mark.slow
+def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_path: Path) -> None:
+    whole = job(updates=40, save_every=1, eval_every=20)
+    execute([whole], tmp_path / "whole")
+    program = (
+        "import sys; sys.path.insert(0, 'tests/reproduce'); from test_jobs import *\n"
+        f"execute([job(updates=40, save_every=1, eval_every=20)], Path({str(tmp_path / 'killed')!r}))"
+    )
+    command = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
+    folder = whole.folder(tmp_path / "killed")
+    deadline = time.monotonic() + 300
+    while not (folder / "checkpoints").exists() or not list((folder / "checkpoints").glob("0*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    command.send_signal(signal.SIGKILL)
+    command.wait()
+    while str(folder) in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout:
+        assert time.monotonic() < deadline, "the training outlived its command"
+        time.sleep(0.1)
+    assert finished(whole, tmp_path / "killed") is None, "it was over before it could be killed"
+    execute([whole], tmp_path / "killed")
+    results = [finished(whole, tmp_path / name) for name in ("whole", "killed")]
+    for result in results:
+        assert result is not None
+        del result["seconds"]
+    assert results[0] == results[1]
+
+
+def test_the_ladder_ends_in_a_table_beside_the_papers_and_runs_nothing_twice(tmp_path: Path) -> None:
+    heard: list[tuple[str, str]] = []
+    rows = depth.reproduce(
+        TINY, [1], ["deepnorm", "rezero"], 1, 2, tmp_path, lambda name, event: heard.append((name, event.kind))
+    )
+    assert {name for name, _ in heard} == {"deepnorm 1-1, seed 1", "rezero 1-1, seed 1"}
+    assert {"start", "update", "evaluation"} <= {kind for _, kind in heard}
+    assert [row["placement"] for row in rows] == ["deepnorm", "rezero"]
+    saved = json.loads((tmp_path / "table.json").read_text())
+    assert saved["rows"] == rows
+    assert saved["loss_of_word_counts"] > 0
+    lines = (tmp_path / "results.csv").read_text().splitlines()
+    assert lines[0].startswith("placement,layers,seed")
+    assert [line.split(",")[:4] for line in lines[1:]] == [["deepnorm", "1-1", "1", "6"], ["rezero", "1-1", "1", "6"]]
+    folders = list((tmp_path / "runs").iterdir())
+    assert len(folders) == 2
+    assert not any((folder / "checkpoints").exists() for folder in folders)
+
+    nothing = lambda name, event: pytest.fail("nothing is left to do")  # noqa: E731
+    assert depth.reproduce(TINY, [1], ["deepnorm", "rezero"], 1, 2, tmp_path, nothing) == rows
+
+
+def result(nll: float, bleu: float = 1.0, diverged: str = "") -> dict:
+    layers = {"layers": [6, 6], "placement": "deepnorm"}
+    return layers | {"valid_nll": nll, "valid_bleu": bleu, "diverged": diverged}
+
+
+def test_what_a_cell_says() -> None:
+    assert depth.cell([], 6.0) == "–"
+    assert depth.cell([result(2.0, 20.0), result(3.0, 10.0)], 6.0) == "15.0 (2.50)"
+    assert depth.cell([result(7.0)], 6.0) == "not learnt (7.00)"
+    assert depth.cell([result(7.0, diverged="nan")], 6.0) == "diverged"
+    assert depth.cell([result(7.0, diverged="nan"), result(2.0)], 6.0) == "1 of 2 diverged"
+    row = depth.table([result(2.0, 20.0)], ["deepnorm"], (6, 100), 6.0)[0]
+    assert row == {"placement": "deepnorm", "6-6": "20.0 (2.00)", "100-100": "–", "paper 6-6": "27.8†",
+                   "paper 100-100": "28.9"}  # fmt: skip
