@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from leadline.cli import main
 from leadline.placement import PLACEMENTS
 from leadline.placement.base import Placement
 from leadline.training.run import load_config, read_metrics
@@ -28,18 +28,21 @@ def test_the_page_explains_the_whole_contract() -> None:
 
 
 @pytest.mark.slow
-def test_the_placement_written_there_trains_and_is_inspected(tmp_path: Path) -> None:
+def test_the_placement_written_there_trains_and_is_inspected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (commands,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "gated.py").write_text(code, encoding="utf-8")
     sizes = {"model.dim": 16, "model.ffn_dim": 32, "train.batch_tokens": 128, "data.size": 500, "data.vocab_size": 200}
     small = "".join(f" --set {key}={value}" for key, value in sizes.items())
     for command in commands.strip().splitlines():
-        words = shlex.split(command + small * ("train" in command))
-        program = f"import sys; sys.argv = {words!r}; from leadline.cli import main; main()"
-        done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        monkeypatch.setattr(sys, "argv", shlex.split(command + small * ("train" in command)))
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert not left.value.code
     assert load_config(tmp_path / "runs" / "gated").model.placement == "gated:Gated"
     losses = [row["loss"] for row in read_metrics(tmp_path / "runs" / "gated") if "loss" in row]
     assert losses[-1] < losses[0]
-    assert "Pre-LN" in done.stdout  # what inspect finds it to be
+    assert "Pre-LN" in capsys.readouterr().out  # what inspect finds it to be

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from leadline.config import Config
+from leadline.config import Config, to_toml
 from leadline.errors import UserError
-from leadline.reproduce import depth
+from leadline.reproduce import depth, worker
 from leadline.reproduce.jobs import Job, execute, finished
 
 TINY = depth.SCALES["tiny"].config.set(
@@ -54,7 +54,10 @@ def test_divergence_is_a_result_and_a_mistake_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_path: Path) -> None:
     whole = job(updates=40, save_every=1, eval_every=20)
-    execute([whole], tmp_path / "whole")
+    reference = whole.folder(tmp_path / "whole")
+    reference.mkdir(parents=True)
+    (reference / "job.toml").write_text(to_toml(whole.config))
+    worker.work(reference, whole.name, 0)
     program = (
         "import sys; sys.path.insert(0, 'tests/reproduce'); from test_jobs import *\n"
         f"execute([job(updates=40, save_every=1, eval_every=20)], Path({str(tmp_path / 'killed')!r}))"
@@ -76,29 +79,28 @@ def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_pa
     for result in results:
         assert result is not None
         del result["seconds"]
-    assert results[0] == results[1]
+    numbers = {key for key, value in results[0].items() if isinstance(value, float)}
+    for key in results[0]:  # bit for bit, but for the number of threads; see tests/training/test_resume.py
+        assert results[1][key] == (pytest.approx(results[0][key], rel=1e-5) if key in numbers else results[0][key])
 
 
 def test_the_ladder_ends_in_a_table_beside_the_papers_and_runs_nothing_twice(tmp_path: Path) -> None:
     heard: list[tuple[str, str]] = []
-    rows = depth.reproduce(
-        TINY, [1], ["deepnorm", "rezero"], 1, 2, tmp_path, lambda name, event: heard.append((name, event.kind))
-    )
-    assert {name for name, _ in heard} == {"deepnorm 1-1, seed 1", "rezero 1-1, seed 1"}
+    rows = depth.reproduce(TINY, [1], ["rezero"], 1, 2, tmp_path, lambda name, event: heard.append((name, event.kind)))
+    assert {name for name, _ in heard} == {"rezero 1-1, seed 1"}
     assert {"start", "update", "evaluation"} <= {kind for _, kind in heard}
-    assert [row["placement"] for row in rows] == ["deepnorm", "rezero"]
+    assert [row["placement"] for row in rows] == ["rezero"]
     saved = json.loads((tmp_path / "table.json").read_text())
     assert saved["rows"] == rows
     assert saved["loss_of_word_counts"] > 0
     lines = (tmp_path / "results.csv").read_text().splitlines()
     assert lines[0].startswith("placement,layers,seed")
-    assert [line.split(",")[:4] for line in lines[1:]] == [["deepnorm", "1-1", "1", "6"], ["rezero", "1-1", "1", "6"]]
-    folders = list((tmp_path / "runs").iterdir())
-    assert len(folders) == 2
-    assert not any((folder / "checkpoints").exists() for folder in folders)
+    assert [line.split(",")[:4] for line in lines[1:]] == [["rezero", "1-1", "1", "6"]]
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert not (folder / "checkpoints").exists()
 
     nothing = lambda name, event: pytest.fail("nothing is left to do")  # noqa: E731
-    assert depth.reproduce(TINY, [1], ["deepnorm", "rezero"], 1, 2, tmp_path, nothing) == rows
+    assert depth.reproduce(TINY, [1], ["rezero"], 1, 2, tmp_path, nothing) == rows
 
 
 def result(nll: float, bleu: float = 1.0, diverged: str = "") -> dict:
