@@ -146,6 +146,20 @@ def pack_flat(
     )
 
 
+def pack_alone(
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    size: int,
+    sequences: int,
+    max_length: int,
+    pad: int,
+    segments: np.ndarray | None = None,
+) -> Pack:
+    """The pack of a model with one stack: at most `sequences`, the shortest first, and what filler is needed."""
+    filler = -(-size // max_length)
+    return pack_flat(tokens, lengths, size, group_sizes([lengths]), max_length, sequences + filler, pad, segments)
+
+
 def pack_one(sequences: Sequence[np.ndarray], max_length: int | None = None) -> Pack:
     """A pack with no room to spare, in the given order and one group: for decoding and for tests."""
     longest = max(len(s) for s in sequences)

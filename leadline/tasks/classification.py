@@ -24,7 +24,7 @@ from leadline.data import batching
 from leadline.data.store import Split, Store
 from leadline.errors import UserError
 from leadline.kernels.cross_entropy import cross_entropy
-from leadline.kernels.pack import Pack, group_sizes, pack_flat
+from leadline.kernels.pack import Pack, pack_alone
 from leadline.model import Transformer
 from leadline.model.precision import autocast
 from leadline.tasks import agreement
@@ -97,17 +97,9 @@ class Classification:
         firsts = np.zeros(self.shape.sequences, dtype=np.int64)
         labels = np.full(self.shape.sequences, NOTHING, dtype=np.int64)
         firsts[: len(rows)], labels[: len(rows)] = begins, examples.labels[rows]
-        filler = -(-self.shape.source // self.config.model.max_length)
-        source = pack_flat(
-            tokens,
-            lengths,
-            self.shape.source,
-            group_sizes([lengths]),
-            self.config.model.max_length,
-            self.shape.sequences + filler,
-            self.pad,
-            (np.arange(len(tokens)) >= second).astype(np.int64) if self.config.model.segments > 1 else None,
-        )
+        segments = (np.arange(len(tokens)) >= second).astype(np.int64) if self.config.model.segments > 1 else None
+        size, most, longest = self.shape.source, self.shape.sequences, self.config.model.max_length
+        source = pack_alone(tokens, lengths, size, most, longest, self.pad, segments)
         return Batch(source, torch.from_numpy(firsts), torch.from_numpy(labels), len(rows), len(tokens))
 
     def _laid_out(self, examples: Examples, row: int) -> tuple[np.ndarray, int]:

@@ -25,7 +25,7 @@ from leadline.data.sequences import Sequences, cut
 from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.kernels.cross_entropy import cross_entropy
-from leadline.kernels.pack import Pack, group_sizes, pack_flat
+from leadline.kernels.pack import Pack, pack_alone
 from leadline.model import Transformer
 from leadline.model.precision import autocast
 from leadline.tasks import masking
@@ -115,17 +115,9 @@ class MaskedLM:
         if self.pairs:
             firsts[: len(rows)], follows[: len(rows)] = begins, [label for _, _, label in laid]
         told = max(1, int((follows != NOTHING).sum()))
-        filler = -(-self.shape.source // self.config.model.max_length)
-        source = pack_flat(
-            tokens,
-            lengths,
-            self.shape.source,
-            group_sizes([lengths]),
-            self.config.model.max_length,
-            self.shape.sequences + filler,
-            self.pad,
-            (position >= second).astype(np.int64) if self.config.model.segments else None,
-        )
+        segments = (position >= second).astype(np.int64) if self.config.model.segments else None
+        size, most_sequences, longest = self.shape.source, self.shape.sequences, self.config.model.max_length
+        source = pack_alone(tokens, lengths, size, most_sequences, longest, self.pad, segments)
         return Batch(
             source,
             masked=torch.from_numpy(masked),
