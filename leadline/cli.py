@@ -484,8 +484,8 @@ def _compare(names: list[str], layers: tuple[int, int], lr: float, as_json: bool
     )
     answer.print(
         "growth: of the decoder's stream from its first to its last residual connection; grad: of the feed-forward "
-        "layer's second matrix, first and last decoder layer; ‖ΔF‖: change of the output in one step of Adam; warm-up: a "
-        "guess, fitted on trainings of post_ln, pre_ln and deepnorm and untested on the others",
+        "layer's second matrix, first and last decoder layer; ‖ΔF‖: change of the output in one step of Adam; warm-up: "
+        "a guess, fitted on trainings of post_ln, pre_ln and deepnorm and untested on the others",
         soft_wrap=True,
     )
 
