@@ -525,7 +525,7 @@ def reproduce(
         raise UserError("--seeds, --jobs and --depth must be at least 1")
     answers = {}
     for name in known if what == "all" else [what]:
-        base = ladder.SCALES[scale].config if name == "deepnet-depth" else figures.BASE(scale)
+        base = ladder.SCALES[scale].config if name == "deepnet-depth" else figures.FIGURES[name].base(scale)
         base = base.set(data={"source": source}) if source else base
         base = configuration.override(base, assignments or [])
         if name == "deepnet-depth":
@@ -537,15 +537,12 @@ def reproduce(
 
 
 def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: Path, quiet: bool) -> Any:
-    from leadline.data.store import Store, prepare
     from leadline.reproduce import FIGURES
     from leadline.reproduce.figure import reproduce as run
 
     figure = FIGURES[name]
-    with counting("pairs") as progress:
-        key = Store(prepare(base.data, progress=progress)).manifest["key"]
-    with TrainingView() as view:
-        judged = run(name, figure, scale, base, key, seeds, at_once, out, view.show)
+    with counting("texts") as progress, TrainingView() as view:
+        judged = run(name, figure, scale, base, seeds, at_once, out, view.show, progress)
     if not quiet:
         answer.print(figure.title, soft_wrap=True)
         for j in judged:

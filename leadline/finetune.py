@@ -103,26 +103,42 @@ def configure(run: Path, task: str, source: str, assignments: Sequence[str], whi
     before = runs.load_config(run)
     if not before.model.encoder_layers or before.model.decoder_layers:
         raise UserError(f"{run} is not an encoder alone, so it cannot be fine-tuned to classify: give a BERT run")
+    config = classifier(before, recipe, run / "tokenizer.json", f"table:{source}" if source else "")
+    config = config.set(train={"start": str(run), "start_checkpoint": which})
+    if not torch.cuda.is_available() or before.train.device == "cpu":
+        config = config.set(train={"device": "cpu", "precision": "fp32", "step": "eager"})
+    return runs.absolute(configuration.override(config, list(assignments)))
+
+
+def classifier(before: Config, recipe: Config, vocabulary: Path, source: str = "") -> Config:
+    """The model and the text of `before` for the task of `recipe`, whose data may lie elsewhere."""
     columns = ("source", "first", "second", "label", "holdout", "size")
-    gpu = torch.cuda.is_available() and before.train.device != "cpu"
-    config = replace(
+    same = {key: getattr(before.train, key) for key in ("device", "precision", "step")}
+    return replace(
         recipe,
         model=replace(before.model, head="linear", classes=2),
         data=replace(
             before.data,
-            **{key: getattr(recipe.data, key) for key in columns} | ({"source": f"table:{source}"} if source else {}),
-            vocabulary=str(run / "tokenizer.json"),
+            **{key: getattr(recipe.data, key) for key in columns} | ({"source": source} if source else {}),
+            vocabulary=str(vocabulary),
         ),
-        train=replace(
-            recipe.train,
-            start=str(run),
-            start_checkpoint=which,
-            device=before.train.device if gpu else "cpu",
-            precision=before.train.precision if gpu else "fp32",
-            step=before.train.step if gpu else "eager",
-        ),
+        train=replace(recipe.train, **same),
     )
-    return runs.absolute(configuration.override(config, list(assignments)))
+
+
+def fitted(base: Config, store: Store, settings: Sequence[Setting]) -> Config:
+    """With a class a label of the data, and room for the largest batch."""
+    room = max(setting.batch for setting in settings) * base.model.max_length
+    return base.set(model={"classes": len(store.manifest.get("labels", ()))}, train={"batch_tokens": room})
+
+
+def tuned(base: Config, setting: Setting, store: Store) -> Config:
+    rows = store.manifest["splits"]["train"]["rows"]
+    warmup = round(WARMUP * setting.epochs * math.ceil(rows / setting.batch))
+    return base.set(
+        optim={"lr": setting.lr, "warmup": warmup},
+        train={"epochs": setting.epochs, "batch_sequences": setting.batch},
+    )
 
 
 def finetune(
@@ -138,11 +154,7 @@ def finetune(
     """Train what is not there yet; writes results.csv (a row a run) and table.json (a row a setting)."""
     name, weights = checkpoint.choose(Path(base.train.start), base.train.start_checkpoint)
     store = Store(prepare(base.data, progress=progress))
-    room = max(setting.batch for setting in settings) * base.model.max_length
-    base = base.set(
-        model={"classes": len(store.manifest.get("labels", ()))},
-        train={"batch_tokens": room, "start_checkpoint": name},
-    )
+    base = fitted(base, store, settings).set(train={"start_checkpoint": name})
     task = Classification(base, store)  # mistakes come to light before anything is trained
     cut = {split: task.examples(split).cut for split in store.manifest["splits"]}
     start = checkpoint.fingerprint(weights)
@@ -158,13 +170,8 @@ def finetune(
 
 
 def job(base: Config, setting: Setting, seed: int, store: Store, start: str) -> Job:
-    rows = store.manifest["splits"]["train"]["rows"]
-    warmup = round(WARMUP * setting.epochs * math.ceil(rows / setting.batch))
-    config = base.set(
-        optim={"lr": setting.lr, "warmup": warmup},
-        train={"epochs": setting.epochs, "batch_sequences": setting.batch, "seed": seed},
-    )
     text = f"batch {setting.batch}, lr {setting.lr:g}, {setting.epochs} epochs, seed {seed}"
+    config = tuned(base, setting, store).set(train={"seed": seed})
     return Job(text, config, store.manifest["key"], start=start)
 
 

@@ -145,7 +145,7 @@ def _section(section: Section) -> str:
     if isinstance(section, Chart):
         caption = f'<p class="caption">{_text(section.caption)}</p>' if section.caption else ""
         return f'<section class="chart">{title}{caption}</section>'
-    kinds = [' class="number"' if _is_number(column) else "" for column in zip(*section.rows, strict=True)]
+    kinds = [_kind(column) for column in zip(*section.rows, strict=True)]
     kinds = kinds or [""] * len(section.columns)
     head = "".join(f"<th{kind}>{_text(name)}</th>" for kind, name in zip(kinds, section.columns, strict=True))
     rows = "".join(
@@ -159,10 +159,12 @@ def _section(section: Section) -> str:
     return f'<section class="table">{title}{table}</section>'
 
 
-def _is_number(column: Iterable[object]) -> bool:
-    """Heads of numbers stand above them, on the right."""
+def _kind(column: Sequence[object]) -> str:
+    """Heads of numbers stand above them, on the right; sentences may take several lines."""
     known = [value for value in column if value is not None]
-    return bool(known) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
+    if known and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
+        return ' class="number"'
+    return ' class="sentence"' if any(isinstance(value, str) and value.count(" ") >= 4 for value in known) else ""
 
 
 def _shown(value: object) -> object:

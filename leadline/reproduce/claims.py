@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["holds", "does not hold", "not tested at this scale"]
+from leadline.reproduce.interval import mean_and_interval
+
+Verdict = Literal["holds", "does not hold", "undecided", "not tested at this scale"]
+ENOUGH = 3  # runs for an interval that says something
 Numbers = Mapping[str, Sequence[float]]  # by name, one a seed
 
 
@@ -35,19 +38,23 @@ class Judged:
 
     @property
     def measured(self) -> str:
-        """The mean, and of several seeds the lowest and the highest."""
+        """The mean, and of several runs its interval, the lowest and the highest."""
         if not self.values:
             return "–"
-        mean = sum(self.values) / len(self.values)
+        mean, half = mean_and_interval(self.values)
         if len(self.values) == 1:
             return f"{mean:.3g}"
-        return f"{mean:.3g} ({min(self.values):.3g} to {max(self.values):.3g}, {len(self.values)} seeds)"
+        within = f" ± {half:.2g}" if len(self.values) >= ENOUGH and math.isfinite(half) else ""
+        return f"{mean:.3g}{within} ({min(self.values):.3g} to {max(self.values):.3g}, {len(self.values)} runs)"
 
 
 def judge(claim: Claim, scale: str, numbers: Numbers) -> Judged:
-    """Of several seeds the mean decides."""
+    """The mean decides; of three runs or more, unless its 95 % confidence interval lies on both sides of a bound."""
     values = tuple(value for value in numbers.get(claim.number, ()) if not math.isnan(value))
     if not values or scale not in claim.scales:
         return Judged(claim, "not tested at this scale", values)
-    mean = sum(values) / len(values)
+    mean, half = mean_and_interval(values)
+    on_both_sides = any(mean - half < bound < mean + half for bound in (claim.at_least, claim.at_most))
+    if len(values) >= ENOUGH and on_both_sides:
+        return Judged(claim, "undecided", values)
     return Judged(claim, "holds" if claim.at_least <= mean <= claim.at_most else "does not hold", values)

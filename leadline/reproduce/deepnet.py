@@ -7,7 +7,7 @@ from collections.abc import Callable
 from leadline.config import Config
 from leadline.report.page import Chart, Section
 from leadline.reproduce.claims import Claim, Numbers
-from leadline.reproduce.figure import Figure, Run, Runs, Variants, band, by_depth, curves, differences, slope
+from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, band, by_depth, curves, differences, slope
 
 # The bound of figure 5's second claim was set after a first look at the tiny scale; the others before any.
 UPDATES = {"tiny": 6, "small": 50, "paper": 200}  # of the accumulated update
@@ -21,7 +21,7 @@ def _fig4(scale: str, base: Config) -> Variants:
     for placement in ("post_ln", "post_ln_init", "pre_ln", "deepnorm", "admin"):
         model = {"placement": placement, "encoder_layers": depth, "decoder_layers": depth, "dropout": 0.0}
         optim = {"lr": 1e-3, "schedule": "constant", "warmup": 0}
-        found[placement] = (base.set(model=model, train=steps, optim=optim), 1)
+        found[placement] = Variant(base.set(model=model, train=steps, optim=optim), 1)
     return found
 
 
@@ -88,7 +88,7 @@ def _fig5(scale: str, base: Config) -> Variants:
         for depth in depths:
             model = sizes | {"placement": placement, "encoder_layers": depth, "decoder_layers": depth}
             optim = {"lr": 1e-4, "schedule": "constant", "warmup": 0}
-            found[f"{placement} {depth}-{depth}"] = (base.set(model=model, train=once, optim=optim), 1)
+            found[f"{placement} {depth}-{depth}"] = Variant(base.set(model=model, train=once, optim=optim), 1)
     return found
 
 

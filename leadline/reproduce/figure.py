@@ -6,19 +6,41 @@ A run is known by its label ("post_ln, warm-up 500") and its seed; figures that 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from leadline import recipes
 from leadline.config import Config
+from leadline.data.store import Progress, Store, prepare
 from leadline.files import write_json
 from leadline.report import page
 from leadline.report.page import Section, Series, Table, Words
-from leadline.reproduce.claims import Claim, Judged, Numbers, judge
+from leadline.reproduce.claims import Claim, Judged, Numbers, Verdict, judge
 from leadline.reproduce.jobs import Job, OnEvent, execute, finished, read_rows
 
-Variants = dict[str, tuple[Config, int]]  # label -> config, and every how many updates it is watched (0: not)
+MARKS: dict[Verdict, str] = {
+    "holds": "✓ holds",
+    "does not hold": "✗ does not hold",
+    "undecided": "? undecided",
+    "not tested at this scale": "– not tested at this scale",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run to be made, once a seed."""
+
+    config: Config
+    watch: int = 0  # every how many updates it is looked into; 0: not
+    start: str = ""  # the label of the run whose weights it starts from,
+    checkpoint: int = 0  # as they are after so many updates
+    seeds: int = 0  # at least so many, whatever is asked for
+
+
+Variants = dict[str, Variant]  # by label
 
 
 @dataclass(frozen=True)
@@ -44,6 +66,22 @@ class Run:
 Runs = Mapping[str, Sequence[Run]]  # by label, one a seed
 
 
+def translation(scale: str) -> Config:
+    """The IWSLT14 model of section 4.1; tiny: number words in a minute on a core."""
+    if scale == "tiny":
+        small = {"updates": 120, "batch_tokens": 512, "eval_every": 20, "bleu_sentences": 40, "keep": 1}
+        return recipes.numerals().set(data={"size": 8000, "vocab_size": 500}, train=small)
+    return recipes.iwslt14_pre_ln().set(
+        train={
+            "epochs": 12 if scale == "small" else 15,
+            "step": "graph",
+            "log_every": 50,
+            "bleu_sentences": 1000 if scale == "small" else -1,
+            "keep": 1,
+        }
+    )
+
+
 @dataclass(frozen=True)
 class Figure:
     title: str
@@ -53,6 +91,46 @@ class Figure:
     charts: Callable[[Runs], list[Section]]
     claims: tuple[Claim, ...]
     seeds: int = 1  # at least, for its claims
+    base: Callable[[str], Config] = translation  # what its runs vary, at a scale
+
+
+Planned = dict[tuple[str, int], Job]  # by label and seed
+
+
+def plan(variants: Variants, seeds: int, root: Path, progress: Progress = lambda what, done: None) -> Planned:
+    """The jobs in an order in which each comes after the one it starts from."""
+    keys = {variant.config.data: "" for variant in variants.values()}
+    for data in keys:
+        keys[data] = Store(prepare(data, progress=progress)).manifest["key"]
+    planned: Planned = {}
+    for label, variant in sorted(variants.items(), key=lambda item: bool(item[1].start)):
+        for seed in range(1, max(seeds, variant.seeds) + 1):
+            config, start = variant.config.set(train={"seed": seed}), ""
+            if variant.start:  # from the same seed, or the first where that was not run
+                before = planned.get((variant.start, seed)) or planned[variant.start, 1]
+                place = {"start": str(before.folder(root).resolve()), "start_checkpoint": f"{variant.checkpoint:08d}"}
+                config, start = config.set(train=place), f"{before.key} after {variant.checkpoint}"
+            planned[label, seed] = Job(f"{label}, seed {seed}", config, keys[config.data], variant.watch, start)
+    return planned
+
+
+def train(planned: Planned, root: Path, at_once: int, on_event: OnEvent) -> None:
+    """What is not there yet. A run that others start from keeps the checkpoints they need until they are there."""
+    later = [job for job in planned.values() if job.start]
+    needed: dict[str, set[str]] = {}
+    for job in later:
+        if finished(job, root) is None:
+            needed.setdefault(job.config.train.start, set()).add(job.config.train.start_checkpoint)
+    first = [
+        replace(job, keep=tuple(sorted(needed.get(str(job.folder(root).resolve()), ()))))
+        for job in planned.values()
+        if not job.start
+    ]
+    execute(first, root, at_once, on_event)
+    # Of a run that diverged before, there is no such checkpoint, and nothing to start from.
+    execute([job for job in later if job.start_folder.exists()], root, at_once, on_event)
+    for job in first:
+        shutil.rmtree(job.folder(root) / "checkpoints", ignore_errors=True)
 
 
 def reproduce(
@@ -60,28 +138,25 @@ def reproduce(
     figure: Figure,
     scale: str,
     base: Config,
-    data_key: str,
     seeds: int,
     at_once: int,
     out: Path,
     on_event: OnEvent = lambda name, event: None,
+    progress: Progress = lambda what, done: None,
 ) -> list[Judged]:
-    """Train what is not there yet; writes claims.json and the page, also of a command that is stopped."""
-    labelled = [
-        (label, seed, Job(f"{label}, seed {seed}", config.set(train={"seed": seed}), data_key, watch))
-        for label, (config, watch) in figure.variants(scale, base).items()
-        for seed in range(1, seeds + 1)
-    ]
+    """Train what is not there yet; writes NAME.json and the page, also of a command that is stopped."""
     root = out / "runs"
+    planned = plan(figure.variants(scale, base), seeds, root, progress)
     try:
-        execute([job for _, _, job in labelled], root, at_once, on_event)
+        train(planned, root, at_once, on_event)
     finally:
         runs: dict[str, list[Run]] = {}
-        for label, seed, job in labelled:
+        for (label, seed), job in planned.items():
             if result := finished(job, root):
                 runs.setdefault(label, []).append(Run(label, seed, result, read_rows(job, root)))
         judged = [judge(claim, scale, figure.numbers(runs)) for claim in figure.claims]
-        facts = {"figure": name, "scale": scale, "seeds": seeds, "data": data_key, "claims": [_row(j) for j in judged]}
+        facts = {"figure": name, "scale": scale, "seeds": seeds, "data": base.data.source}
+        facts |= {"claims": [_row(j) for j in judged]}
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / f"{name}.json", facts)
         page.write(figure.title, sections(figure, scale, runs, judged), out / f"{name}.html", out / name)
@@ -101,16 +176,24 @@ def _row(judged: Judged) -> dict[str, Any]:
 
 
 def sections(figure: Figure, scale: str, runs: Runs, judged: Sequence[Judged]) -> list[Section]:
-    columns = ["claim", "the paper", "wanted", "measured", "verdict"]
-    claims = [[j.claim.text, j.claim.paper, j.claim.wanted, j.measured, j.verdict] for j in judged]
+    columns = ["", "claim", "measured", "wanted", "the paper"]
+    claims = [[MARKS[j.verdict], j.claim.text, j.measured, j.claim.wanted, j.claim.paper] for j in judged]
     table = [
         [run.label, run.seed, run.result["updates"], run.last("valid_nll"), run.last("valid_bleu"),
          "diverged" if run.result["diverged"] else "", run.result["seconds"]]
         for members in runs.values() for run in members
     ]  # fmt: skip
     names = ["run", "seed", "updates", "valid loss (nats a token)", "BLEU", "", "seconds"]
+    count = sum(map(len, runs.values()))
     return [
-        Words("What this is", [f"{figure.paper}, at scale “{scale}”. A claim that does not hold is a result."]),
+        Words(
+            "What this is",
+            [
+                f"{figure.paper}, at scale “{scale}”: {len(runs)} kinds of runs, {count} in all.",
+                "Measured: the mean over runs, from three on with its 95 % confidence interval, and the lowest and "
+                "highest. Undecided: the interval lies on both sides of what is wanted.",
+            ],
+        ),
         Table("Claims", columns, claims),
         *figure.charts(runs),
         Table("Runs", names, table, folded=True),
@@ -142,6 +225,12 @@ def of(runs: Runs, label: str, read: Callable[[Run], float]) -> list[float]:
 def differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
     """Of seeds that both have; where both are infinite there is none."""
     return [a - b for a, b in zip(left, right, strict=False) if not (math.isinf(a) and math.isinf(b))]
+
+
+def reached(run: Run, loss: float) -> float:
+    """The share of the updates after which the validation loss is at most `loss`; infinite if never."""
+    updates, losses = run.curve("valid_nll")
+    return next((u / updates[-1] for u, value in zip(updates, losses, strict=True) if value <= loss), math.inf)
 
 
 def by_depth(runs: Runs, placement: str) -> dict[int, Sequence[Run]]:

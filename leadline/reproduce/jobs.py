@@ -33,7 +33,8 @@ class Job:
     config: Config
     data_key: str  # of the prepared data: see leadline.data.store
     watch: int = 0  # every so many updates, layers and output are looked at (leadline.diagnose); 0: never
-    start: str = ""  # of the weights it starts from, where train.start names a run: see checkpoint.fingerprint
+    start: str = ""  # what tells the weights it starts from from others, where train.start names a run
+    keep: tuple[str, ...] = ()  # checkpoints that are not deleted when it is finished
 
     @property
     def key(self) -> str:
@@ -54,15 +55,21 @@ class Job:
         values |= {"start": self.start} if self.start else {}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def start_folder(self) -> Path:
+        return Path(self.config.train.start) / "checkpoints" / self.config.train.start_checkpoint
+
     def folder(self, root: Path) -> Path:
         return root / f"{self.config.model.placement.rpartition(':')[2]}-{self.key}"
 
 
 def finished(job: Job, root: Path) -> Result | None:
     try:
-        return json.loads((job.folder(root) / "result.json").read_text(encoding="utf-8"))
+        result: Result = json.loads((job.folder(root) / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    kept = all((job.folder(root) / "checkpoints" / name).exists() for name in job.keep)
+    return result if kept or result["diverged"] else None
 
 
 def read_rows(job: Job, root: Path) -> list[dict[str, Any]]:
@@ -106,7 +113,7 @@ def _start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Ev
     (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "leadline.reproduce.worker", str(folder), job.name, str(job.watch)],
+            [sys.executable, "-m", "leadline.reproduce.worker", str(folder), job.name, str(job.watch), *job.keep],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

@@ -1,6 +1,6 @@
 """One run of leadline.reproduce.jobs: trains in FOLDER, or goes on there, and tells of it on stdout, a JSON a line.
 
-python -m leadline.reproduce.worker FOLDER NAME WATCH
+python -m leadline.reproduce.worker FOLDER NAME WATCH [CHECKPOINT …], of which the checkpoints are kept
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from leadline.training import run as runs
 from leadline.training.events import Event
 
 
-def work(folder: Path, name: str, watch: int) -> None:
+def work(folder: Path, name: str, watch: int, keep: Sequence[str] = ()) -> None:
     from leadline.diagnose.drift import Drift
     from leadline.diagnose.watch import Watch
     from leadline.training.loop import resume, train
@@ -52,7 +53,9 @@ def work(folder: Path, name: str, watch: int) -> None:
     }
     result |= {key: value for key, value in (evaluations or [{}])[-1].items() if key.startswith("valid_")}
     write_json(folder / "result.json", result)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for checkpoint in (folder / "checkpoints").glob("*") if keep else [folder / "checkpoints"]:
+        if checkpoint.name not in keep:
+            shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _forget(folder: Path) -> None:
@@ -76,6 +79,6 @@ def _leave_with(parent: int) -> None:
 if __name__ == "__main__":
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     try:
-        work(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+        work(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])
     except (UserError, Interrupted) as error:
         sys.exit(str(error))

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import math
-
-from leadline import recipes
 from leadline.config import Config
 from leadline.report.page import Chart, Section
 from leadline.reproduce.claims import Claim, Numbers
-from leadline.reproduce.figure import Figure, Run, Runs, Variants, band, by_depth, curves, differences, of, slope
+from leadline.reproduce.figure import (
+    Figure,
+    Run,
+    Runs,
+    Variant,
+    Variants,
+    band,
+    by_depth,
+    curves,
+    differences,
+    of,
+    reached,
+    slope,
+)
 
 BIG = ("small", "paper")
 MATRIX = "watch/second_matrix/decoder."
-
-
-def base(scale: str) -> Config:
-    """The IWSLT14 model of section 4.1; tiny: number words in a minute on a core."""
-    if scale == "tiny":
-        small = {"updates": 120, "batch_tokens": 512, "eval_every": 20, "bleu_sentences": 40, "keep": 1}
-        return recipes.numerals().set(data={"size": 8000, "vocab_size": 500}, train=small)
-    return recipes.iwslt14_pre_ln().set(
-        train={
-            "epochs": 12 if scale == "small" else 15,
-            "step": "graph",
-            "log_every": 50,
-            "bleu_sentences": 1000 if scale == "small" else -1,
-            "keep": 1,
-        }
-    )
 
 
 def _rates(scale: str) -> tuple[float, float, tuple[int, int]]:
@@ -51,7 +45,7 @@ def _fig2(scale: str, base: Config) -> Variants:
         for lr in rates:
             for what, warmup in (("no", 1), ("short", short), ("long", long)):
                 label = f"{name}, {'lower' if lr == min(rates) else 'higher'} rate, {what} warm-up"
-                found[label] = (_post(base, name, lr, warmup), 0)
+                found[label] = Variant(_post(base, name, lr, warmup))
     return found
 
 
@@ -115,7 +109,7 @@ def _fig3(scale: str, base: Config) -> Variants:
     for placement in ("post_ln", "pre_ln"):
         for depth in depths:
             model = {"placement": placement, "encoder_layers": depth, "decoder_layers": depth, "dropout": 0.0}
-            found[f"{placement} {depth}-{depth}"] = (base.set(model=model, train=once, optim={"lr": 1e-9}), 1)
+            found[f"{placement} {depth}-{depth}"] = Variant(base.set(model=model, train=once, optim={"lr": 1e-9}), 1)
     return found
 
 
@@ -186,24 +180,18 @@ def _fig4(scale: str, base: Config) -> Variants:
     none = {"warmup": 0}
     linear = {"name": "radam", "schedule": "linear"} | none
     return {
-        "pre_ln, adam, no warm-up": (base, 0),
-        "post_ln, adam, warm-up": (_post(base, "adam", high, long), 0),
-        "post_ln, radam, no warm-up": (base.set(model={"placement": "post_ln"}, optim=linear), 0),
-        "pre_ln, radam, no warm-up": (base.set(optim=linear), 0),
+        "pre_ln, adam, no warm-up": Variant(base),
+        "post_ln, adam, warm-up": Variant(_post(base, "adam", high, long)),
+        "post_ln, radam, no warm-up": Variant(base.set(model={"placement": "post_ln"}, optim=linear)),
+        "pre_ln, radam, no warm-up": Variant(base.set(optim=linear)),
     }
-
-
-def _reached(run: Run, loss: float) -> float:
-    """The share of the updates after which the validation loss is at most `loss`; infinite if never."""
-    updates, losses = run.curve("valid_nll")
-    return next((u / updates[-1] for u, value in zip(updates, losses, strict=True) if value <= loss), math.inf)
 
 
 def _fig4_numbers(runs: Runs) -> Numbers:
     pre, post = (runs.get(label, ()) for label in ("pre_ln, adam, no warm-up", "post_ln, adam, warm-up"))
     return {
         "pre - post": differences([_nll(r) for r in pre], [_nll(r) for r in post]),
-        "share": [_reached(a, _nll(b)) for a, b in zip(pre, post, strict=False)],
+        "share": [reached(a, _nll(b)) for a, b in zip(pre, post, strict=False)],
         "radam pre - adam pre": differences(of(runs, "pre_ln, radam, no warm-up", _nll), [_nll(r) for r in pre]),
         "radam post - adam post": differences(of(runs, "post_ln, radam, no warm-up", _nll), [_nll(r) for r in post]),
     }
@@ -240,8 +228,8 @@ FIG4 = Figure(
 def _fig6(scale: str, base: Config) -> Variants:
     low = {"lr": 6e-4 if scale == "tiny" else 1e-4, "schedule": "constant", "warmup": 0}
     return {
-        "post_ln, small fixed rate": (base.set(model={"placement": "post_ln"}, optim=low), 0),
-        "pre_ln, adam, no warm-up": (base, 0),
+        "post_ln, small fixed rate": Variant(base.set(model={"placement": "post_ln"}, optim=low)),
+        "pre_ln, adam, no warm-up": Variant(base),
     }
 
 

@@ -17,8 +17,13 @@ CLAIM = Claim("a is larger", "much larger", "a", at_least=0.5, scales=("small",)
         ([0.7], "holds", "0.7"),
         ([0.5], "holds", "0.5"),
         ([0.4], "does not hold", "0.4"),
-        ([0.2, 0.9], "holds", "0.55 (0.2 to 0.9, 2 seeds)"),  # the mean decides
+        ([0.2, 0.9], "holds", "0.55 (0.2 to 0.9, 2 runs)"),  # the mean decides
+        ([0.7, 0.8, 0.9], "holds", "0.8 ± 0.25 (0.7 to 0.9, 3 runs)"),
+        ([0.2, 0.9, 0.7], "undecided", "0.6 ± 0.9 (0.2 to 0.9, 3 runs)"),  # on both sides of 0.5
+        ([0.2, 0.6, 0.3], "undecided", "0.367 ± 0.52 (0.2 to 0.6, 3 runs)"),
+        ([0.1, 0.2, 0.15], "does not hold", "0.15 ± 0.12 (0.1 to 0.2, 3 runs)"),
         ([math.inf], "holds", "inf"),  # a run that diverged
+        ([math.inf, 0.1, 0.1], "holds", "inf (0.1 to inf, 3 runs)"),
         ([], "not tested at this scale", "–"),
         ([math.nan], "not tested at this scale", "–"),
     ],

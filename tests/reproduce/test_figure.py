@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 import pytest
 
-from leadline.reproduce import BASE, FIGURES, SCALES, deepnet, xiong
-from leadline.reproduce.figure import Run, by_depth, curves, differences, reproduce, slope
-from leadline.reproduce.jobs import Job
+from leadline.reproduce import FIGURES, SCALES, bert, deepnet, xiong
+from leadline.reproduce.figure import Figure, Run, Variant, by_depth, curves, differences, plan, reproduce, slope
+from leadline.reproduce.jobs import Job, finished
+from leadline.training.events import Event
 
 
 def run(label: str, losses: list[float], seed: int = 1, diverged: str = "", **rows: float) -> Run:
@@ -21,9 +23,13 @@ def run(label: str, losses: list[float], seed: int = 1, diverged: str = "", **ro
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_has_runs_at_every_scale_and_all_differ(name: str, scale: str) -> None:
-    variants = FIGURES[name].variants(scale, BASE(scale))
-    keys = {Job(label, config, "data", watch).key for label, (config, watch) in variants.items()}
+def test_a_figure_has_runs_at_every_scale_and_all_differ(
+    name: str, scale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = FIGURES[name]
+    monkeypatch.setattr(bert, "TASKS", dict.fromkeys(SCALES, ()))  # their data would have to be prepared
+    variants = figure.variants(scale, figure.base(scale))
+    keys = {Job(label, v.config, "data", v.watch, f"{v.start} {v.checkpoint}").key for label, v in variants.items()}
     assert len(keys) == len(variants) > 1
 
 
@@ -35,9 +41,9 @@ def test_without_runs_nothing_is_tested_and_nothing_fails(name: str) -> None:
 
 
 def test_figures_share_the_runs_they_have_in_common() -> None:
-    def keys(figure: object) -> set[str]:
-        found = figure.variants("small", BASE("small"))  # type: ignore[attr-defined]
-        return {Job("", config, "data", watch).key for config, watch in found.values()}
+    def keys(figure: Figure) -> set[str]:
+        found = figure.variants("small", figure.base("small"))
+        return {Job("", variant.config, "data", variant.watch).key for variant in found.values()}
 
     assert len(keys(xiong.FIG4) & keys(xiong.FIG6)) == 1  # Pre-LN without warm-up
     assert len(keys(xiong.FIG4) & keys(xiong.FIG2)) == 1  # Post-LN with the long warm-up
@@ -91,11 +97,11 @@ def test_a_curve_of_several_seeds_has_a_band() -> None:
 @pytest.mark.slow
 def test_a_figure_ends_in_a_page_with_its_claims(tmp_path: Path) -> None:
     """The cheapest: one update of one tiny model."""
-    base = BASE("tiny").set(data={"size": 300, "vocab_size": 150}, train={"batch_tokens": 128})
     figure = deepnet.FIG5
+    base = figure.base("tiny").set(data={"size": 300, "vocab_size": 150}, train={"batch_tokens": 128})
     variants = dict(list(figure.variants("tiny", base).items())[:1])
     small = type(figure)(**{**vars(figure), "variants": lambda scale, base: variants})
-    judged = reproduce("deepnet-fig5", small, "tiny", base, "data", 1, 2, tmp_path)
+    judged = reproduce("deepnet-fig5", small, "tiny", base, 1, 2, tmp_path)
     assert [j.verdict for j in judged] == ["not tested at this scale"] * 2  # DeepNorm was left out
     facts = json.loads((tmp_path / "deepnet-fig5.json").read_text())
     assert [claim["claim"] for claim in facts["claims"]] == [claim.text for claim in figure.claims]
@@ -104,3 +110,50 @@ def test_a_figure_ends_in_a_page_with_its_claims(tmp_path: Path) -> None:
     assert escape(figure.claims[0].text) in html
     assert "post_ln 2-2" in html
     assert list((tmp_path / "deepnet-fig5").glob("*.png"))
+
+
+@pytest.mark.slow
+def test_runs_that_start_from_others_come_after_them_and_nothing_is_done_twice(tmp_path: Path) -> None:
+    """BERT of one layer, and a classifier from the weights it had half-way."""
+    figure = bert.FIG5
+    base = figure.base("tiny").set(
+        model={"encoder_layers": 1, "dim": 16, "ffn_dim": 16, "heads": 2, "max_length": 32},
+        data={"vocab_size": 300},
+        train={"updates": 4, "batch_tokens": 128, "eval_every": 2},
+    )
+    variants = figure.variants("tiny", base)
+    half = f"same_meaning after 2 of {bert.PRE}"
+    chosen = {label: variants[label] for label in (half, bert.PRE)}
+    small = replace(figure, variants=lambda scale, base: chosen)
+    begun: list[str] = []
+
+    def heard(name: str, event: Event) -> None:
+        if event.kind == "start":
+            begun.append(name)
+
+    reproduce("xiong-fig5", small, "tiny", base, 1, 2, tmp_path, heard)
+    assert begun[0] == f"{bert.PRE}, seed 1"
+    assert sorted(begun[1:]) == [f"{half}, seed 1", f"{half}, seed 2"]  # two seeds, whatever is asked for
+    planned = plan(chosen, 1, tmp_path / "runs")
+    result = finished(planned[half, 1], tmp_path / "runs")
+    assert result is not None
+    assert 0 <= result["valid_accuracy"] <= 1
+    assert planned[half, 1].config.train.start_checkpoint == "00000002"
+    assert not list((tmp_path / "runs").glob("*/checkpoints"))
+
+    reproduce("xiong-fig5", small, "tiny", base, 1, 2, tmp_path, heard)
+    assert len(begun) == 3
+    (planned[half, 2].folder(tmp_path / "runs") / "result.json").unlink()
+    reproduce("xiong-fig5", small, "tiny", base, 1, 2, tmp_path, heard)
+    assert begun[3:] == [f"{bert.PRE}, seed 1", f"{half}, seed 2"]  # its checkpoint is needed again
+
+
+def test_a_run_starts_from_the_same_seed_or_the_first() -> None:
+    config = xiong.FIG2.base("tiny").set(data={"size": 300, "vocab_size": 150})
+    variants = {"child": Variant(config, start="parent", checkpoint=20, seeds=3), "parent": Variant(config)}
+    planned = plan(variants, 2, Path("runs"))
+    assert list(planned) == [("parent", 1), ("parent", 2), ("child", 1), ("child", 2), ("child", 3)]
+    starts = [Path(planned["child", seed].config.train.start).name for seed in (1, 2, 3)]
+    parents = [planned["parent", seed].folder(Path()).name for seed in (1, 2, 1)]
+    assert starts == parents
+    assert planned["child", 1].key != planned["child", 3].key
