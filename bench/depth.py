@@ -29,9 +29,9 @@ from leadline import config as configuration
 from leadline import recipes
 from leadline.config import Config
 from leadline.data.store import Store, prepare
+from leadline.jobs import Job, execute
 from leadline.model import Transformer
 from leadline.reproduce.depth import of_word_counts
-from leadline.reproduce.jobs import Job, execute
 from leadline.tasks.translation import collate
 from leadline.training import checkpoint
 from leadline.training.checkpoint import State

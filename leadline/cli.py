@@ -497,7 +497,9 @@ def reproduce(
         str, typer.Option(help="tiny (two cores, minutes), small (one GPU, about an hour), paper.")
     ] = "tiny",
     source: Annotated[str, typer.Option("--data", help="text:FOLDER, prepared:FOLDER, … as in data.source.")] = "",
-    seeds: Annotated[int, typer.Option(help="Runs of each kind, with seeds 1, 2, …")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each kind, with seeds 1, 2, …; as many as its claims need if not given.")
+    ] = None,
     depths: Annotated[list[int] | None, typer.Option("--depth", help="Layers of each stack; may be repeated.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="A placement; may be repeated.")] = None,
     at_once: Annotated[int, typer.Option("--jobs", help="Trainings side by side.")] = 2,
@@ -521,7 +523,7 @@ def reproduce(
         raise UserError(f"there is nothing called {what!r} to reproduce: {nearest(what, [*known, 'list', 'all'])}")
     if scale not in figures.SCALES:
         raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, figures.SCALES)}")
-    if min(seeds, at_once, *(depths or [1])) < 1:
+    if min(1 if seeds is None else seeds, at_once, *(depths or [1])) < 1:
         raise UserError("--seeds, --jobs and --depth must be at least 1")
     answers = {}
     for name in known if what == "all" else [what]:
@@ -529,9 +531,10 @@ def reproduce(
         base = base.set(data={"source": source}) if source else base
         base = configuration.override(base, assignments or [])
         if name == "deepnet-depth":
-            answers[name] = _ladder(base, depths or ladder.SCALES[scale].depths, only or [], seeds, at_once, out)
+            answers[name] = _ladder(base, depths or ladder.SCALES[scale].depths, only or [], seeds or 1, at_once, out)
         else:
-            answers[name] = _figure(name, scale, base, seeds, at_once, out, quiet=as_json)
+            wanted = seeds or figures.FIGURES[name].seeds
+            answers[name] = _figure(name, scale, base, wanted, at_once, out, quiet=as_json)
     if as_json:
         _print_json(answers if what == "all" else answers[what])
 
@@ -557,12 +560,11 @@ def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: 
 def _ladder(base: Config, depths: Any, only: list[str], seeds: int, at_once: int, out: Path) -> Any:
     from leadline.reproduce import depth as ladder
 
-    folder = out / "deepnet-depth"
     with counting("pairs") as progress, TrainingView() as view:
-        rows = ladder.reproduce(base, depths, only, seeds, at_once, folder, view.show, progress)
+        rows = ladder.reproduce(base, depths, only, seeds, at_once, out, view.show, progress)
     columns = list(rows[0])
     table(f"{ladder.TITLE} (validation loss in nats a token)", columns, [[row[c] for c in columns] for row in rows])
-    answer.print(f"runs, results.csv and table.json: {folder}", soft_wrap=True)
+    answer.print(f"results.csv and table.json: {out / 'deepnet-depth'}; runs: {out / 'runs'}", soft_wrap=True)
     return rows
 
 

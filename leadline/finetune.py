@@ -24,8 +24,8 @@ from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError, nearest
 from leadline.files import write_json
-from leadline.reproduce.interval import mean_and_interval
-from leadline.reproduce.jobs import Job, Result, execute, finished
+from leadline.jobs import Job, Result, execute, finished
+from leadline.jobs.interval import mean_and_interval
 from leadline.tasks import Classification
 from leadline.training import checkpoint
 from leadline.training import run as runs

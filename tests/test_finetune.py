@@ -20,8 +20,7 @@ from leadline.config import Config, to_toml
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.finetune import Found, Setting
-from leadline.reproduce import worker
-from leadline.reproduce.jobs import Job
+from leadline.jobs import Job, worker
 from leadline.training import checkpoint
 from leadline.training.loop import resume, train
 from leadline.training.run import load_config
@@ -183,7 +182,7 @@ def test_it_goes_on_after_a_kill_to_the_same_scores(
     folder.mkdir(parents=True)
     (folder / "job.toml").write_text((whole.run / "job.toml").read_text())
     process = subprocess.Popen(
-        [sys.executable, "-m", "leadline.reproduce.worker", str(folder), "killed", "0"], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "leadline.jobs.worker", str(folder), "killed", "0"], stdout=subprocess.DEVNULL
     )
     while not checkpoint.names(folder):
         assert process.poll() is None

@@ -21,7 +21,9 @@ from typing import Any, Literal
 
 from leadline.errors import UserError
 from leadline.files import to_json
+from leadline.report import heat
 from leadline.report.figures import STYLES
+from leadline.report.heat import Heat
 
 LINES = ["-", "--", "-.", ":"]  # of the pictures
 
@@ -73,7 +75,7 @@ class Words:
     tone: Tone = "plain"
 
 
-Section = Chart | Table | Words
+Section = Chart | Heat | Table | Words
 
 
 def render(title: str, sections: Sequence[Section]) -> str:
@@ -117,10 +119,15 @@ def write(title: str, sections: Sequence[Section], html: Path, figures: Path | N
         temporary.replace(html)
         if figures:
             figures.mkdir(parents=True, exist_ok=True)
-            for number, chart in enumerate((s for s in sections if isinstance(s, Chart)), 1):
+            for number, chart in enumerate((s for s in sections if isinstance(s, Chart | Heat)), 1):
                 name = re.sub("[^a-z0-9]+", "-", chart.title.lower()).strip("-")[:60]
-                _write_table(chart, figures / f"{number:02d}-{name}.csv")
-                _write_picture(chart, figures / f"{number:02d}-{name}.png")
+                table, picture = (figures / f"{number:02d}-{name}.{kind}" for kind in ("csv", "png"))
+                if isinstance(chart, Heat):
+                    heat.write_csv(chart, table)
+                    heat.write_picture(chart, picture)
+                else:
+                    _write_table(chart, table)
+                    _write_picture(chart, picture)
     except OSError as error:
         raise UserError(f"the report cannot be written to {error.filename or html}: {error.strerror}") from None
 
@@ -145,6 +152,9 @@ def _section(section: Section) -> str:
     if isinstance(section, Chart):
         caption = f'<p class="caption">{_text(section.caption)}</p>' if section.caption else ""
         return f'<section class="chart">{title}{caption}</section>'
+    if isinstance(section, Heat):
+        caption = f'<p class="caption">{_text(section.caption)}</p>' if section.caption else ""
+        return f'<section class="table">{title}{caption}{heat.to_html(section)}</section>'
     kinds = [_kind(column) for column in zip(*section.rows, strict=True)]
     kinds = kinds or [""] * len(section.columns)
     head = "".join(f"<th{kind}>{_text(name)}</th>" for kind, name in zip(kinds, section.columns, strict=True))

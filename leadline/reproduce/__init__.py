@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leadline.reproduce import bert, deepnet, xiong
+from leadline.reproduce import bert, deepnet, sensitivity, xiong
 from leadline.reproduce.figure import Figure
 
 SCALES = ("tiny", "small", "paper")
@@ -13,8 +13,10 @@ FIGURES: dict[str, Figure] = {
     "xiong-fig4": xiong.FIG4,
     "xiong-fig5": bert.FIG5,
     "xiong-fig6": xiong.FIG6,
+    "deepnet-fig3": deepnet.FIG3,
     "deepnet-fig4": deepnet.FIG4,
     "deepnet-fig5": deepnet.FIG5,
+    "sensitivity": sensitivity.FIGURE,
 }
 
 __all__ = ["FIGURES", "SCALES", "Figure"]

@@ -7,17 +7,18 @@ from pathlib import Path
 from leadline import recipes
 from leadline.config import Config
 from leadline.data.store import Store, prepare
+from leadline.finetune import Setting, classifier, fitted, tuned
+from leadline.jobs.interval import mean_and_interval
 from leadline.report.page import Chart, Section, Series
 from leadline.reproduce.claims import Claim, Numbers
 from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, curves, differences, of, reached
-from leadline.reproduce.interval import mean_and_interval
 
 BIG = ("small", "paper")
 PRE, POST, BARE = "pre_ln, no warm-up", "post_ln, a third of the rate, warm-up", "post_ln, no warm-up"
 # MRPC and RTE are looked for in data/mrpc and data/rte; a task that is not there is left out.
 TASKS = {"tiny": ("same_meaning",), "small": ("mrpc", "rte"), "paper": ("mrpc", "rte")}
 SEEDS = {"tiny": 2, "small": 6, "paper": 6}
-SETTINGS = {"tiny": (32, 1e-3, 1), "small": (32, 5e-5, 3), "paper": (32, 5e-5, 3)}  # batch, rate, epochs
+SETTINGS = {"tiny": Setting(32, 1e-3, 1), "small": Setting(32, 5e-5, 3), "paper": Setting(32, 5e-5, 3)}
 NEVER = 1 << 30  # updates
 
 
@@ -55,8 +56,6 @@ def _fig5(scale: str, base: Config) -> Variants:
 
 def _classifiers(scale: str, pretrained: Config) -> dict[str, Config]:
     """Of the tasks whose data is there."""
-    from leadline.finetune import Setting, classifier, fitted, tuned  # which imports this package
-
     found = {}
     for task in TASKS[scale]:
         recipe = recipes.find(task)
@@ -69,7 +68,7 @@ def _classifiers(scale: str, pretrained: Config) -> dict[str, Config]:
         config = classifier(pretrained, recipe, vocabulary.resolve())
         config = config.set(train={"eval_every": NEVER, "log_every": 50})
         store = Store(prepare(config.data))
-        setting = Setting(*SETTINGS[scale])
+        setting = SETTINGS[scale]
         found[task] = tuned(fitted(config, store, [setting]), setting, store)
     return found
 

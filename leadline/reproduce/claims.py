@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from leadline.reproduce.interval import mean_and_interval
+from leadline.jobs.interval import mean_and_interval
 
 Verdict = Literal["holds", "does not hold", "undecided", "not tested at this scale"]
 ENOUGH = 3  # runs for an interval that says something

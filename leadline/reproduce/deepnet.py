@@ -6,11 +6,96 @@ from collections.abc import Callable
 
 from leadline.config import Config
 from leadline.report.page import Chart, Section
+from leadline.reproduce import depth as depth_ladder
 from leadline.reproduce.claims import Claim, Numbers
-from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, band, by_depth, curves, differences, slope
+from leadline.reproduce.figure import (
+    Figure,
+    Run,
+    Runs,
+    Variant,
+    Variants,
+    band,
+    by_depth,
+    curves,
+    differences,
+    of,
+    slope,
+)
+from leadline.reproduce.xiong import layer_gradients
 
 # The bound of figure 5's second claim was set after a first look at the tiny scale; the others before any.
+BIG = ("small", "paper")
 UPDATES = {"tiny": 6, "small": 50, "paper": 200}  # of the accumulated update
+
+
+def _fig3(scale: str, base: Config) -> Variants:
+    """Gradients before the first update, by depth, and whether the model then learns: runs of the depth ladder."""
+    depths = (2, 4, 6) if scale == "tiny" else (6, 12, 18, 24)
+    once = {"updates": 1, "epochs": 0, "step": "eager", "bleu_sentences": 0, "eval_every": 0}
+    trained = depth_ladder.SCALES[scale].config
+    trained = trained.set(data={key: getattr(base.data, key) for key in ("source", "source_lang", "target_lang")})
+    deep = 6 if scale == "tiny" else 18
+    found: Variants = {}
+    for placement in ("post_ln", "post_ln_init"):
+        for depth in depths:
+            model = {"placement": placement, "encoder_layers": depth, "decoder_layers": depth, "dropout": 0.0}
+            found[f"{placement} {depth}-{depth}"] = Variant(base.set(model=model, train=once, optim={"lr": 1e-9}), 1)
+        model = {"placement": placement, "encoder_layers": deep, "decoder_layers": deep}
+        found[f"trained: {placement}"] = Variant(trained.set(model=model))
+    return found
+
+
+def _fig3_numbers(runs: Runs) -> Numbers:
+    post, init = (by_depth(runs, placement) for placement in ("post_ln", "post_ln_init"))
+    larger = [
+        layer_gradients(b)[-1] / layer_gradients(a)[-1]
+        for depth in post
+        if depth in init
+        for a, b in zip(post[depth], init[depth], strict=False)
+    ]
+    losses = [of(runs, f"trained: {placement}", _nll) for placement in ("post_ln", "post_ln_init")]
+    return {"init/post": larger, "post - init": differences(*losses)}
+
+
+def _fig3_charts(runs: Runs) -> list[Section]:
+    by_layer, against_depth = [], []
+    for placement in ("post_ln", "post_ln_init"):
+        if depths := by_depth(runs, placement):
+            deep = [layer_gradients(run) for run in depths[max(depths)]]
+            by_layer.append(band(placement, range(1, len(deep[0]) + 1), list(zip(*deep, strict=True))))
+            last = [[layer_gradients(run)[-1] for run in members] for members in depths.values()]
+            against_depth.append(band(placement, list(depths), last))
+    trained = {label: members for label, members in runs.items() if label.startswith("trained: ")}
+    norm = "norm of the gradient"
+    return [
+        Chart("Gradient of the second feed-forward matrix by layer", "decoder layer", norm, by_layer, log_y=True),
+        Chart("Gradient of the last feed-forward matrix by depth", "layers of each stack", norm, against_depth),
+        Chart("Validation loss", "update", "nats a token", curves(trained, "valid_nll")),
+    ]
+
+
+FIG3 = Figure(
+    title="DeepNet Figure 3: large gradients are not what keeps Post-LN from learning",
+    paper="Wang et al. 2022, section 3",
+    variants=_fig3,
+    numbers=_fig3_numbers,
+    charts=_fig3_charts,
+    claims=(
+        Claim("Post-LN-init's last gradient is larger than Post-LN's, times", "larger", "init/post", at_least=1.0),
+        Claim(
+            "yet it learns: Post-LN ends with a higher loss, by so many nats",
+            "Post-LN diverges, Post-LN-init converges",
+            "post - init",
+            at_least=0.5,
+            scales=BIG,
+        ),
+    ),
+    seeds=3,
+)
+
+
+def _nll(run: Run) -> float:
+    return run.last("valid_nll")
 
 
 def _fig4(scale: str, base: Config) -> Variants:

@@ -19,8 +19,8 @@ from leadline.config import Config, DataConfig, DecodeConfig, ModelConfig, Optim
 from leadline.data.store import Progress, Split, Store, prepare
 from leadline.data.tokenizer import EOS
 from leadline.files import write_json
+from leadline.jobs import Job, Result, execute, finished
 from leadline.placement import PLACEMENTS, find
-from leadline.reproduce.jobs import Job, Result, execute, finished
 
 TITLE = "DeepNet Table 1: BLEU by placement and depth"
 DEPTHS = (6, 18, 50, 100)
@@ -52,7 +52,7 @@ def _tiny() -> Config:
         model=ModelConfig(dim=32, ffn_dim=64, heads=2, dropout=0.0, max_length=64),
         data=DataConfig(source="builtin:numerals", vocab_size=300, size=3000),
         optim=OptimConfig(lr=2e-3, schedule="inverse_sqrt", warmup=10),
-        train=TrainConfig(updates=40, batch_tokens=512, eval_every=20, bleu_sentences=20, keep=1),
+        train=TrainConfig(updates=100, batch_tokens=512, eval_every=50, bleu_sentences=20, keep=1),
         decode=DecodeConfig(beam=1),
     )
 
@@ -110,7 +110,10 @@ def reproduce(
     on_event: Callable[[str, Any], None] = lambda name, event: None,
     progress: Progress = lambda what, done: None,
 ) -> list[dict[str, Any]]:
-    """Train what is not there yet; writes results.csv (a row a run) and table.json (a row a placement)."""
+    """Train what is not there yet; writes results.csv (a row a run) and table.json (a row a placement).
+
+    Runs are in out/runs, where figures that need the same find them.
+    """
     placements = list(placements) or [*PAPER, *(name for name in PLACEMENTS if name not in PAPER)]
     for placement in placements:
         find(placement)  # mistakes come to light before anything is trained
@@ -122,8 +125,10 @@ def reproduce(
     finally:  # also of a ladder that was stopped: what there is
         found = [result for job in planned if (result := finished(job, out / "runs"))]
         rows = table(found, placements, depths, guess)
-        write_json(out / "table.json", {"loss_of_word_counts": guess, "rows": rows})
-        _write_csv(out / "results.csv", found)
+        folder = out / "deepnet-depth"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "table.json", {"loss_of_word_counts": guess, "rows": rows})
+        _write_csv(folder / "results.csv", found)
     return rows
 
 

@@ -16,10 +16,10 @@ from leadline import recipes
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.files import write_json
+from leadline.jobs import Job, OnEvent, execute, finished, read_rows
 from leadline.report import page
 from leadline.report.page import Section, Series, Table, Words
 from leadline.reproduce.claims import Claim, Judged, Numbers, Verdict, judge
-from leadline.reproduce.jobs import Job, OnEvent, execute, finished, read_rows
 
 MARKS: dict[Verdict, str] = {
     "holds": "✓ holds",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leadline.config import Config
-from leadline.report.page import Chart, Section
+from leadline.report.page import Chart, Section, Series
 from leadline.reproduce.claims import Claim, Numbers
 from leadline.reproduce.figure import (
     Figure,
@@ -22,6 +22,7 @@ from leadline.reproduce.figure import (
 
 BIG = ("small", "paper")
 MATRIX = "watch/second_matrix/decoder."
+AFTER = "after warm-up: post_ln"
 
 
 def _rates(scale: str) -> tuple[float, float, tuple[int, int]]:
@@ -102,7 +103,7 @@ FIG2 = Figure(
 
 
 def _fig3(scale: str, base: Config) -> Variants:
-    """One update over eight mini-batches, watched: the norm of the mean gradient at the beginning, by depth."""
+    """The norm of the mean gradient over eight mini-batches at the beginning, by depth; and Post-LN after warm-up."""
     depths = (2, 4, 6) if scale == "tiny" else (6, 8, 10, 12, 14)
     once = {"updates": 1, "epochs": 0, "accumulate": 8, "step": "eager", "bleu_sentences": 0, "eval_every": 0}
     found: Variants = {}
@@ -110,12 +111,15 @@ def _fig3(scale: str, base: Config) -> Variants:
         for depth in depths:
             model = {"placement": placement, "encoder_layers": depth, "decoder_layers": depth, "dropout": 0.0}
             found[f"{placement} {depth}-{depth}"] = Variant(base.set(model=model, train=once, optim={"lr": 1e-9}), 1)
-    return found
+    _, high, (_, long) = _rates(scale)
+    warm = {"updates": long, "epochs": 0, "bleu_sentences": 0, "eval_every": long}
+    return found | {AFTER: Variant(_post(base, "adam", high, long).set(train=warm), long)}
 
 
-def _layer_gradients(run: Run) -> list[float]:
-    """Of the second feed-forward matrix of the decoder's layers, from the first to the last."""
-    found = {key: value for row in run.rows for key, value in row.items() if key.startswith(MATRIX)}
+def layer_gradients(run: Run, look: int = -1) -> list[float]:
+    """Of the second feed-forward matrix of the decoder's layers, from the first to the last; at the last look."""
+    rows = [row for row in run.rows if any(key.startswith(MATRIX) for key in row)]
+    found = {key: value for key, value in rows[look].items() if key.startswith(MATRIX)}
     return [found[key] for key in sorted(found, key=lambda key: int(key.removeprefix(MATRIX)))]
 
 
@@ -124,13 +128,14 @@ def _fig3_numbers(runs: Runs) -> Numbers:
     for placement in ("post_ln", "pre_ln"):
         depths = by_depth(runs, placement)
         seeds = min((len(members) for members in depths.values()), default=0)
-        last = [[_layer_gradients(members[s])[-1] for members in depths.values()] for s in range(seeds)]
+        last = [[layer_gradients(members[s])[-1] for members in depths.values()] for s in range(seeds)]
         if len(depths) > 1:
             numbers[f"{placement} slope"] = [slope(list(depths), values) for values in last]
         if depths:
             shallow = depths[min(depths)]
-            numbers[f"{placement} last/first"] = [g[-1] / g[0] for g in map(_layer_gradients, shallow)]
-    return numbers
+            numbers[f"{placement} last/first"] = [g[-1] / g[0] for g in map(layer_gradients, shallow)]
+    after = runs.get(AFTER, ())
+    return numbers | {"after/before": [layer_gradients(run)[-1] / layer_gradients(run, 0)[-1] for run in after]}
 
 
 def _fig3_charts(runs: Runs) -> list[Section]:
@@ -139,10 +144,16 @@ def _fig3_charts(runs: Runs) -> list[Section]:
         depths = by_depth(runs, placement)
         if not depths:
             continue
-        shallow = [_layer_gradients(run) for run in depths[min(depths)]]
+        shallow = [layer_gradients(run) for run in depths[min(depths)]]
         by_layer.append(band(placement, range(1, len(shallow[0]) + 1), list(zip(*shallow, strict=True))))
-        last = [[_layer_gradients(run)[-1] for run in members] for members in depths.values()]
+        last = [[layer_gradients(run)[-1] for run in members] for members in depths.values()]
         against_depth.append(band(placement, list(depths), last))
+        power, name = (0, "constant") if placement == "post_ln" else (-0.5, "L^-½")
+        first = sum(last[0]) / len(last[0])
+        line = [first * (depth / min(depths)) ** power for depth in depths]
+        against_depth.append(Series(f"{placement}, theory: {name}", list(depths), line, style="dashes"))
+    if after := [layer_gradients(run) for run in runs.get(AFTER, ())]:
+        by_layer.append(band(AFTER, range(1, len(after[0]) + 1), list(zip(*after, strict=True))))
     return [
         Chart("Gradient of the second feed-forward matrix by layer", "decoder layer", "norm of the gradient", by_layer),
         Chart(
@@ -170,6 +181,9 @@ FIG3 = Figure(
         Claim("Pre-LN's falls, as L^-½", "Theorem 1: slope −½", "pre_ln slope", at_least=-0.9, at_most=-0.25),
         Claim("Post-LN's gradients grow from the first layer to the last", "grow", "post_ln last/first", at_least=1.2),
         Claim("Pre-LN's are about the same in all layers", "flat", "pre_ln last/first", at_least=0.3, at_most=1.2),
+        Claim(
+            "after warm-up Post-LN's last gradient is smaller than before, times", "small", "after/before", at_most=0.9
+        ),
     ),
     seeds=3,
 )

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from leadline.reproduce import FIGURES, SCALES, bert, deepnet, xiong
+from leadline.jobs import Job, finished
+from leadline.report.heat import Heat
+from leadline.report.page import Chart
+from leadline.reproduce import FIGURES, SCALES, bert, deepnet, sensitivity, xiong
 from leadline.reproduce.figure import Figure, Run, Variant, by_depth, curves, differences, plan, reproduce, slope
-from leadline.reproduce.jobs import Job, finished
 from leadline.training.events import Event
 
 
@@ -77,7 +79,41 @@ def test_figure_3_reads_gradients_by_layer_and_by_depth() -> None:
     assert numbers["pre_ln slope"] == [pytest.approx(-1)]
     assert numbers["pre_ln last/first"] == [2.0]
     assert "post_ln slope" not in numbers
-    assert len(xiong.FIG3.charts(runs)) == 2
+    by_layer, by_depth = xiong.FIG3.charts(runs)
+    assert isinstance(by_depth, Chart)
+    theory = by_depth.series[1]
+    assert list(theory.y) == [2.0, 1.0]  # falls as 1/√depth from the first point
+    assert isinstance(by_layer, Chart)
+    assert len(by_layer.series) == 1
+
+
+def test_figure_3_reads_what_warmup_does_to_the_last_gradient() -> None:
+    rows = [{"update": 1, f"{xiong.MATRIX}1": 1.0, f"{xiong.MATRIX}2": 4.0}, {"update": 2, "loss": 5.0},
+            {"update": 9, f"{xiong.MATRIX}1": 1.0, f"{xiong.MATRIX}2": 2.0}]  # fmt: skip
+    warm = Run(xiong.AFTER, 1, {"diverged": "", "updates": 9, "seconds": 1.0}, rows)
+    assert xiong.FIG3.numbers({xiong.AFTER: [warm]})["after/before"] == [0.5]
+
+
+def test_deepnet_figure_3_reads_larger_gradients_and_a_lower_loss() -> None:
+    def with_last(value: float) -> list[Run]:
+        return [run("", [], **{f"{xiong.MATRIX}1": 1.0, f"{xiong.MATRIX}2": value})]
+
+    runs = {"post_ln 2-2": with_last(2.0), "post_ln_init 2-2": with_last(6.0), "post_ln 4-4": with_last(1.0),
+            "trained: post_ln": [run("", [7.0])], "trained: post_ln_init": [run("", [3.0])]}  # fmt: skip
+    numbers = deepnet.FIG3.numbers(runs)
+    assert numbers == {"init/post": [3.0], "post - init": [4.0]}
+
+
+def test_the_largest_stable_rate_is_the_last_before_the_first_that_is_not() -> None:
+    losses = {"a": {0.1: 2.0, 0.2: 2.5, 0.4: 9.0, 0.8: 2.0}, "b": {0.1: 5.0, 0.2: math.inf}, "c": {0.1: 2.0, 0.2: 2.9}}
+    assert sensitivity.largest(losses) == {"a": 0.2, "b": 0.025, "c": 0.2}
+    labels = {"post_ln, no warm-up, 0.1": 9.0, "post_ln, warm-up, 0.1": 2.0, "pre_ln, no warm-up, 0.1": 2.0}
+    runs = {label: [run(label, [loss])] for label, loss in labels.items()}
+    assert sensitivity.FIGURE.numbers(runs) == {"pre/post": [4.0], "with/without": [4.0]}
+    (heat,) = sensitivity.FIGURE.charts(runs)
+    assert isinstance(heat, Heat)
+    assert heat.columns == ["0.1"]
+    assert heat.values == [[9.0], [2.0], [2.0]]
 
 
 def test_slope_and_depths() -> None:

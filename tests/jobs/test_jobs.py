@@ -15,8 +15,8 @@ import torch
 
 from leadline.config import Config, to_toml
 from leadline.errors import UserError
-from leadline.reproduce import depth, worker
-from leadline.reproduce.jobs import Job, execute, finished
+from leadline.jobs import Job, execute, finished, worker
+from leadline.reproduce import depth
 
 TINY = depth.SCALES["tiny"].config.set(
     model={"dim": 16, "ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1},
@@ -64,7 +64,7 @@ def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_pa
     worker.work(reference, whole.name, 0)
     torch.set_num_threads(threads)
     program = (
-        "import sys; sys.path.insert(0, 'tests/reproduce'); from test_jobs import *\n"
+        "import sys; sys.path.insert(0, 'tests/jobs'); from test_jobs import *\n"
         f"execute([job(updates=40, save_every=1, eval_every=20)], Path({str(tmp_path / 'killed')!r}))"
     )
     command = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
@@ -93,10 +93,10 @@ def test_the_ladder_ends_in_a_table_beside_the_papers_and_runs_nothing_twice(tmp
     assert {name for name, _ in heard} == {"rezero 1-1, seed 1"}
     assert {"start", "update", "evaluation"} <= {kind for _, kind in heard}
     assert [row["placement"] for row in rows] == ["rezero"]
-    saved = json.loads((tmp_path / "table.json").read_text())
+    saved = json.loads((tmp_path / "deepnet-depth" / "table.json").read_text())
     assert saved["rows"] == rows
     assert saved["loss_of_word_counts"] > 0
-    lines = (tmp_path / "results.csv").read_text().splitlines()
+    lines = (tmp_path / "deepnet-depth" / "results.csv").read_text().splitlines()
     assert lines[0].startswith("placement,layers,seed")
     assert [line.split(",")[:4] for line in lines[1:]] == [["rezero", "1-1", "1", "6"]]
     (folder,) = (tmp_path / "runs").iterdir()

@@ -113,7 +113,7 @@ def _start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Ev
     (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "leadline.reproduce.worker", str(folder), job.name, str(job.watch), *job.keep],
+            [sys.executable, "-m", "leadline.jobs.worker", str(folder), job.name, str(job.watch), *job.keep],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

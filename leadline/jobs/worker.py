@@ -1,6 +1,6 @@
-"""One run of leadline.reproduce.jobs: trains in FOLDER, or goes on there, and tells of it on stdout, a JSON a line.
+"""One run of leadline.jobs: trains in FOLDER, or goes on there, and tells of it on stdout, a JSON a line.
 
-python -m leadline.reproduce.worker FOLDER NAME WATCH [CHECKPOINT …], of which the checkpoints are kept
+python -m leadline.jobs.worker FOLDER NAME WATCH [CHECKPOINT …], of which the checkpoints are kept
 """
 
 from __future__ import annotations

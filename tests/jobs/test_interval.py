@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from leadline.reproduce.interval import QUANTILES, mean_and_interval, quantile
+from leadline.jobs.interval import QUANTILES, mean_and_interval, quantile
 
 
 def test_by_hand() -> None:

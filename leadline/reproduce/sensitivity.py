@@ -1,0 +1,116 @@
+"""How sensitive placements are to the rate and to warm-up: the largest rate at which each still trains.
+
+Not a figure of the papers, but what both are about. A run is stable if its loss ends within a nat of the best one's.
+"""
+
+from __future__ import annotations
+
+import math
+
+from leadline.config import Config
+from leadline.report.heat import Heat
+from leadline.report.page import Section
+from leadline.reproduce.claims import Claim, Numbers
+from leadline.reproduce.figure import Figure, Runs, Variant, Variants
+
+PLACEMENTS = ("post_ln", "admin", "deepnorm", "pre_ln")
+WARM = {"no warm-up": 0.0, "warm-up": 0.3}  # share of the updates
+WITHIN = 1.0  # nats
+
+
+def _rates(scale: str) -> list[float]:
+    """Each four times the one before."""
+    return [lr * 4**i for i in range(4) for lr in [5e-4 if scale == "tiny" else 1e-4]]
+
+
+def _variants(scale: str, base: Config) -> Variants:
+    updates = {"tiny": 80, "small": 900, "paper": 10_000}[scale]
+    train = {"updates": updates, "epochs": 0, "eval_every": updates // 2, "bleu_sentences": 0}
+    return {
+        f"{placement}, {warm}, {lr:g}": Variant(
+            base.set(
+                model={"placement": placement},
+                optim={"lr": lr, "schedule": "linear", "warmup": round(share * updates)},
+                train=train,
+            )
+        )
+        for placement in PLACEMENTS
+        for warm, share in WARM.items()
+        for lr in _rates(scale)
+    }
+
+
+def _losses(runs: Runs, seed: int) -> dict[str, dict[float, float]]:
+    """By placement and warm-up, then by rate."""
+    found: dict[str, dict[float, float]] = {}
+    for label, members in runs.items():
+        kind, _, lr = label.rpartition(", ")
+        for run in members:
+            if run.seed == seed:
+                found.setdefault(kind, {})[float(lr)] = run.last("valid_nll")
+    return found
+
+
+def largest(losses: dict[str, dict[float, float]]) -> dict[str, float]:
+    """The largest rate up to which all are stable; a quarter of the lowest tried where none is."""
+    limit = min((loss for of_kind in losses.values() for loss in of_kind.values()), default=math.nan) + WITHIN
+    found = {}
+    for kind, of_kind in losses.items():
+        found[kind] = min(of_kind) / 4
+        for lr in sorted(of_kind):
+            if not of_kind[lr] <= limit:
+                break
+            found[kind] = lr
+    return found
+
+
+def _numbers(runs: Runs) -> Numbers:
+    pre, warm = list[float](), list[float]()
+    for seed in sorted({run.seed for members in runs.values() for run in members}):
+        rates = largest(_losses(runs, seed))
+        if {"pre_ln, no warm-up", "post_ln, no warm-up"} <= rates.keys():
+            pre.append(rates["pre_ln, no warm-up"] / rates["post_ln, no warm-up"])
+        if {"post_ln, warm-up", "post_ln, no warm-up"} <= rates.keys():
+            warm.append(rates["post_ln, warm-up"] / rates["post_ln, no warm-up"])
+    return {"pre/post": pre, "with/without": warm}
+
+
+def _charts(runs: Runs) -> list[Section]:
+    seeds = sorted({run.seed for members in runs.values() for run in members})
+    if not seeds:
+        return []
+    losses = [_losses(runs, seed) for seed in seeds]
+    kinds = list(dict.fromkeys(kind for each in losses for kind in each))
+    rates = sorted({lr for each in losses for of_kind in each.values() for lr in of_kind})
+
+    def mean(kind: str, lr: float) -> float:
+        found = [each[kind][lr] for each in losses if lr in each.get(kind, {})]
+        return sum(found) / len(found) if found else math.nan
+
+    limits = [largest(each) for each in losses]
+    caption = "Stable up to: " + "; ".join(
+        f"{kind} {min(each[kind] for each in limits if kind in each):g}" for kind in kinds
+    )
+    values = [[mean(kind, lr) for lr in rates] for kind in kinds]
+    names = [f"{lr:g}" for lr in rates]
+    return [
+        Heat("Validation loss by rate and warm-up (nats a token)", "rate", "placement", names, kinds, values, caption)
+    ]
+
+
+FIGURE = Figure(
+    title="How high a rate each placement bears",
+    paper="Xiong et al. 2020, section 3.2; Wang et al. 2022, section 3",
+    variants=_variants,
+    numbers=_numbers,
+    charts=_charts,
+    claims=(
+        Claim(
+            "without warm-up, Pre-LN bears a higher rate than Post-LN, times",
+            "Post-LN does not train without warm-up, Pre-LN does",
+            "pre/post",
+            at_least=2,
+        ),
+        Claim("warm-up raises the rate that Post-LN bears, times", "it needs it", "with/without", at_least=2),
+    ),
+)
