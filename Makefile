@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check lint bench clean
+.PHONY: demo test check lint bench reproduce-tiny clean
 demo: $(READY)
 	$(BIN)/leadline demo
 
@@ -17,6 +17,10 @@ check: lint test
 
 bench: $(READY)
 	$(BIN)/python -m bench train
+
+# Every figure and claim at the smallest scale, within a quarter of an hour on two cores; for a nightly run.
+reproduce-tiny: $(READY)
+	$(BIN)/leadline reproduce all --scale tiny --out reproduced/tiny
 
 # uv installs torch in seconds where pip takes minutes; it comes from the same place as any other package.
 $(READY): pyproject.toml

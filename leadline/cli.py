@@ -512,6 +512,7 @@ def reproduce(
     """The papers' figures and tables by name, on your data; stop it at any time and start it again to go on."""
     from leadline import reproduce as figures
     from leadline.reproduce import depth as ladder
+    from leadline.reproduce.figure import overview
 
     known = [*figures.FIGURES, "deepnet-depth"]
     if what == "list":
@@ -535,8 +536,11 @@ def reproduce(
         else:
             wanted = seeds or figures.FIGURES[name].seeds
             answers[name] = _figure(name, scale, base, wanted, at_once, out, quiet=as_json)
+    page = overview(out) if what == "all" else None
     if as_json:
         _print_json(answers if what == "all" else answers[what])
+    elif page:
+        answer.print(f"all claims: {page}", soft_wrap=True)
 
 
 def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: Path, quiet: bool) -> Any:

@@ -5,8 +5,10 @@ A run is known by its label ("post_ln, warm-up 500") and its seed; figures that 
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -155,7 +157,7 @@ def reproduce(
             if result := finished(job, root):
                 runs.setdefault(label, []).append(Run(label, seed, result, read_rows(job, root)))
         judged = [judge(claim, scale, figure.numbers(runs)) for claim in figure.claims]
-        facts = {"figure": name, "scale": scale, "seeds": seeds, "data": base.data.source}
+        facts = {"figure": name, "title": figure.title, "scale": scale, "seeds": seeds, "data": base.data.source}
         facts |= {"claims": [_row(j) for j in judged]}
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / f"{name}.json", facts)
@@ -173,6 +175,26 @@ def _row(judged: Judged) -> dict[str, Any]:
         "values": list(judged.values),
         "verdict": judged.verdict,
     }
+
+
+def overview(out: Path) -> Path:
+    """A page with the claims of all figures that lie in a folder."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))]
+    tables = [
+        Table(
+            f"{each['title']} ({each['figure']}.html, scale {each['scale']})",
+            ["", "claim", "measured", "wanted", "the paper"],
+            [[MARKS[c["verdict"]], c["claim"], c["measured"], c["wanted"], c["paper"]] for c in each["claims"]],
+        )
+        for each in found
+    ]
+    counts = Counter(claim["verdict"] for each in found for claim in each["claims"])
+    words = [f"{sum(counts.values())} claims of {len(found)} figures: "]
+    words[0] += ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    page.write(
+        "What the papers claim, and what was measured", [Words("All figures", words), *tables], out / "index.html"
+    )
+    return out / "index.html"
 
 
 def sections(figure: Figure, scale: str, runs: Runs, judged: Sequence[Judged]) -> list[Section]:

@@ -14,7 +14,18 @@ from leadline.jobs import Job, finished
 from leadline.report.heat import Heat
 from leadline.report.page import Chart
 from leadline.reproduce import FIGURES, SCALES, bert, deepnet, sensitivity, xiong
-from leadline.reproduce.figure import Figure, Run, Variant, by_depth, curves, differences, plan, reproduce, slope
+from leadline.reproduce.figure import (
+    Figure,
+    Run,
+    Variant,
+    by_depth,
+    curves,
+    differences,
+    overview,
+    plan,
+    reproduce,
+    slope,
+)
 from leadline.training.events import Event
 
 
@@ -146,6 +157,9 @@ def test_a_figure_ends_in_a_page_with_its_claims(tmp_path: Path) -> None:
     assert escape(figure.claims[0].text) in html
     assert "post_ln 2-2" in html
     assert list((tmp_path / "deepnet-fig5").glob("*.png"))
+    everything = overview(tmp_path).read_text()
+    assert escape(figure.title) in everything
+    assert "2 claims of 1 figures: 2 not tested at this scale" in everything
 
 
 @pytest.mark.slow
