@@ -504,12 +504,16 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for runs and tables; what is there already is used.")] = Path(
         "reproduced"
     ),
+    on: Annotated[
+        str, typer.Option(help="ray or ray://HOST:PORT: a cluster, with as many runs at once as it has room for.")
+    ] = "",
     assignments: Set = None,
     as_json: Json = False,
 ) -> None:
     """The papers' figures and tables by name, on your data; stop it at any time and start it again to go on."""
     from leadline import reproduce as figures
     from leadline.reproduce import depth as ladder
+    from leadline.reproduce.cluster import runner
 
     known = [*figures.FIGURES, "deepnet-depth"]
     if what == "list":
@@ -523,20 +527,23 @@ def reproduce(
         raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, figures.SCALES)}")
     if min(seeds, at_once, *(depths or [1])) < 1:
         raise UserError("--seeds, --jobs and --depth must be at least 1")
+    execute = runner(on)
     answers = {}
     for name in known if what == "all" else [what]:
         base = ladder.SCALES[scale].config if name == "deepnet-depth" else figures.BASE(scale)
         base = base.set(data={"source": source}) if source else base
         base = configuration.override(base, assignments or [])
         if name == "deepnet-depth":
-            answers[name] = _ladder(base, depths or ladder.SCALES[scale].depths, only or [], seeds, at_once, out)
+            answers[name] = _ladder(
+                base, depths or ladder.SCALES[scale].depths, only or [], seeds, at_once, out, execute
+            )
         else:
-            answers[name] = _figure(name, scale, base, seeds, at_once, out, quiet=as_json)
+            answers[name] = _figure(name, scale, base, seeds, at_once, out, as_json, execute)
     if as_json:
         _print_json(answers if what == "all" else answers[what])
 
 
-def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: Path, quiet: bool) -> Any:
+def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: Path, quiet: bool, execute: Any) -> Any:
     from leadline.data.store import Store, prepare
     from leadline.reproduce import FIGURES
     from leadline.reproduce.figure import reproduce as run
@@ -545,7 +552,7 @@ def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: 
     with counting("pairs") as progress:
         key = Store(prepare(base.data, progress=progress)).manifest["key"]
     with TrainingView() as view:
-        judged = run(name, figure, scale, base, key, seeds, at_once, out, view.show)
+        judged = run(name, figure, scale, base, key, seeds, at_once, out, view.show, execute)
     if not quiet:
         answer.print(figure.title, soft_wrap=True)
         for j in judged:
@@ -557,12 +564,12 @@ def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: 
     return [{"claim": j.claim.text, "verdict": j.verdict, "values": list(j.values)} for j in judged]
 
 
-def _ladder(base: Config, depths: Any, only: list[str], seeds: int, at_once: int, out: Path) -> Any:
+def _ladder(base: Config, depths: Any, only: list[str], seeds: int, at_once: int, out: Path, execute: Any) -> Any:
     from leadline.reproduce import depth as ladder
 
     folder = out / "deepnet-depth"
     with counting("pairs") as progress, TrainingView() as view:
-        rows = ladder.reproduce(base, depths, only, seeds, at_once, folder, view.show, progress)
+        rows = ladder.reproduce(base, depths, only, seeds, at_once, folder, view.show, progress, execute)
     columns = list(rows[0])
     table(f"{ladder.TITLE} (validation loss in nats a token)", columns, [[row[c] for c in columns] for row in rows])
     answer.print(f"runs, results.csv and table.json: {folder}", soft_wrap=True)

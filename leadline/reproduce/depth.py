@@ -20,7 +20,7 @@ from leadline.data.store import Progress, Split, Store, prepare
 from leadline.data.tokenizer import EOS
 from leadline.files import write_json
 from leadline.placement import PLACEMENTS, find
-from leadline.reproduce.jobs import Job, Result, execute, finished
+from leadline.reproduce.jobs import Execute, Job, Result, execute, finished
 
 TITLE = "DeepNet Table 1: BLEU by placement and depth"
 DEPTHS = (6, 18, 50, 100)
@@ -109,6 +109,7 @@ def reproduce(
     out: Path,
     on_event: Callable[[str, Any], None] = lambda name, event: None,
     progress: Progress = lambda what, done: None,
+    execute: Execute = execute,
 ) -> list[dict[str, Any]]:
     """Train what is not there yet; writes results.csv (a row a run) and table.json (a row a placement)."""
     placements = list(placements) or [*PAPER, *(name for name in PLACEMENTS if name not in PAPER)]

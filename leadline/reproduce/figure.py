@@ -16,7 +16,7 @@ from leadline.files import write_json
 from leadline.report import page
 from leadline.report.page import Section, Series, Table, Words
 from leadline.reproduce.claims import Claim, Judged, Numbers, judge
-from leadline.reproduce.jobs import Job, OnEvent, execute, finished, read_rows
+from leadline.reproduce.jobs import Execute, Job, OnEvent, execute, finished, read_rows
 
 Variants = dict[str, tuple[Config, int]]  # label -> config, and every how many updates it is watched (0: not)
 
@@ -65,6 +65,7 @@ def reproduce(
     at_once: int,
     out: Path,
     on_event: OnEvent = lambda name, event: None,
+    execute: Execute = execute,
 ) -> list[Judged]:
     """Train what is not there yet; writes claims.json and the page, also of a command that is stopped."""
     labelled = [
