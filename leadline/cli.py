@@ -506,11 +506,15 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for runs and tables; what is there already is used.")] = Path(
         "reproduced"
     ),
+    on: Annotated[
+        str, typer.Option(help="ray or ray://HOST:PORT: a cluster, with as many runs at once as it has room for.")
+    ] = "",
     assignments: Set = None,
     as_json: Json = False,
 ) -> None:
     """The papers' figures and tables by name, on your data; stop it at any time and start it again to go on."""
     from leadline import reproduce as figures
+    from leadline.jobs.cluster import runner
     from leadline.reproduce import depth as ladder
     from leadline.reproduce.figure import overview
 
@@ -526,16 +530,18 @@ def reproduce(
         raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, figures.SCALES)}")
     if min(1 if seeds is None else seeds, at_once, *(depths or [1])) < 1:
         raise UserError("--seeds, --jobs and --depth must be at least 1")
+    execute = runner(on)
     answers = {}
     for name in known if what == "all" else [what]:
         base = ladder.SCALES[scale].config if name == "deepnet-depth" else figures.FIGURES[name].base(scale)
         base = base.set(data={"source": source}) if source else base
         base = configuration.override(base, assignments or [])
         if name == "deepnet-depth":
-            answers[name] = _ladder(base, depths or ladder.SCALES[scale].depths, only or [], seeds or 1, at_once, out)
+            layers = depths or ladder.SCALES[scale].depths
+            answers[name] = _ladder(base, layers, only or [], seeds or 1, at_once, out, execute)
         else:
             wanted = seeds or figures.FIGURES[name].seeds
-            answers[name] = _figure(name, scale, base, wanted, at_once, out, quiet=as_json)
+            answers[name] = _figure(name, scale, base, wanted, at_once, out, as_json, execute)
     page = overview(out) if what == "all" else None
     if as_json:
         _print_json(answers if what == "all" else answers[what])
@@ -543,13 +549,13 @@ def reproduce(
         answer.print(f"all claims: {page}", soft_wrap=True)
 
 
-def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: Path, quiet: bool) -> Any:
+def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: Path, quiet: bool, execute: Any) -> Any:
     from leadline.reproduce import FIGURES
     from leadline.reproduce.figure import reproduce as run
 
     figure = FIGURES[name]
     with counting("texts") as progress, TrainingView() as view:
-        judged = run(name, figure, scale, base, seeds, at_once, out, view.show, progress)
+        judged = run(name, figure, scale, base, seeds, at_once, out, view.show, progress, execute)
     if not quiet:
         answer.print(figure.title, soft_wrap=True)
         for j in judged:
@@ -561,11 +567,11 @@ def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: 
     return [{"claim": j.claim.text, "verdict": j.verdict, "values": list(j.values)} for j in judged]
 
 
-def _ladder(base: Config, depths: Any, only: list[str], seeds: int, at_once: int, out: Path) -> Any:
+def _ladder(base: Config, depths: Any, only: list[str], seeds: int, at_once: int, out: Path, execute: Any) -> Any:
     from leadline.reproduce import depth as ladder
 
     with counting("pairs") as progress, TrainingView() as view:
-        rows = ladder.reproduce(base, depths, only, seeds, at_once, out, view.show, progress)
+        rows = ladder.reproduce(base, depths, only, seeds, at_once, out, view.show, progress, execute)
     columns = list(rows[0])
     table(f"{ladder.TITLE} (validation loss in nats a token)", columns, [[row[c] for c in columns] for row in rows])
     answer.print(f"results.csv and table.json: {out / 'deepnet-depth'}; runs: {out / 'runs'}", soft_wrap=True)

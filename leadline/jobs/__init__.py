@@ -63,6 +63,9 @@ class Job:
         return root / f"{self.config.model.placement.rpartition(':')[2]}-{self.key}"
 
 
+Execute = Callable[[Sequence[Job], Path, int, OnEvent], None]  # jobs, their root, how many at once
+
+
 def finished(job: Job, root: Path) -> Result | None:
     try:
         result: Result = json.loads((job.folder(root) / "result.json").read_text(encoding="utf-8"))
@@ -78,10 +81,14 @@ def read_rows(job: Job, root: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def unfinished(jobs: Sequence[Job], root: Path) -> list[Job]:
+    different = {job.key: job for job in reversed(jobs)}  # of equal ones the first
+    return [job for job in reversed(different.values()) if finished(job, root) is None]
+
+
 def execute(jobs: Sequence[Job], root: Path, at_once: int = 1, on_event: OnEvent = lambda name, event: None) -> None:
     """Run what is not finished yet, each in a process of its own. `on_event(name, event)` hears of every step."""
-    different = {job.key: job for job in reversed(jobs)}  # of equal ones the first
-    waiting = [job for job in reversed(different.values()) if finished(job, root) is None]
+    waiting = unfinished(jobs, root)
     running: dict[subprocess.Popen[str], Job] = {}
     failed: list[str] = []
     events: queue.Queue[tuple[str, Event]] = queue.Queue()
@@ -90,24 +97,29 @@ def execute(jobs: Sequence[Job], root: Path, at_once: int = 1, on_event: OnEvent
         while waiting or running or not events.empty():
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                running[_start(job, root, threads, events)] = job
+                running[start(job, root, threads, events)] = job
             try:
                 on_event(*events.get(timeout=0.1))
             except queue.Empty:
                 for process in [process for process in running if process.poll() is not None]:
                     job = running.pop(process)
                     if process.returncode:
-                        failed.append(f"{job.name}: {_last_words(job.folder(root))}")
+                        failed.append(f"{job.name}: {last_words(job.folder(root))}")
     finally:
         for process in running:
             process.terminate()  # the trainings save and leave
         for process in running:
             process.wait()
+    require_none(failed, jobs)
+
+
+def require_none(failed: Sequence[str], jobs: Sequence[Job]) -> None:
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed; start again to go on with them; {failed[0]}")
 
 
-def _start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Event]]) -> subprocess.Popen[str]:
+def start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Event]]) -> subprocess.Popen[str]:
+    """The worker of one job; what it tells goes to `events`."""
     folder = job.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
@@ -129,6 +141,6 @@ def _start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Ev
     return process
 
 
-def _last_words(folder: Path) -> str:
+def last_words(folder: Path) -> str:
     lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return f"{lines[-1] if lines else 'it was killed'} ({folder / 'log.txt'})"

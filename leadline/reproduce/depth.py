@@ -19,7 +19,7 @@ from leadline.config import Config, DataConfig, DecodeConfig, ModelConfig, Optim
 from leadline.data.store import Progress, Split, Store, prepare
 from leadline.data.tokenizer import EOS
 from leadline.files import write_json
-from leadline.jobs import Job, Result, execute, finished
+from leadline.jobs import Execute, Job, Result, execute, finished
 from leadline.placement import PLACEMENTS, find
 
 TITLE = "DeepNet Table 1: BLEU by placement and depth"
@@ -109,6 +109,7 @@ def reproduce(
     out: Path,
     on_event: Callable[[str, Any], None] = lambda name, event: None,
     progress: Progress = lambda what, done: None,
+    execute: Execute = execute,
 ) -> list[dict[str, Any]]:
     """Train what is not there yet; writes results.csv (a row a run) and table.json (a row a placement).
 

@@ -18,7 +18,7 @@ from leadline import recipes
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.files import write_json
-from leadline.jobs import Job, OnEvent, execute, finished, read_rows
+from leadline.jobs import Execute, Job, OnEvent, execute, finished, read_rows
 from leadline.report import page
 from leadline.report.page import Section, Series, Table, Words
 from leadline.reproduce.claims import Claim, Judged, Numbers, Verdict, judge
@@ -116,7 +116,7 @@ def plan(variants: Variants, seeds: int, root: Path, progress: Progress = lambda
     return planned
 
 
-def train(planned: Planned, root: Path, at_once: int, on_event: OnEvent) -> None:
+def train(planned: Planned, root: Path, at_once: int, on_event: OnEvent, execute: Execute = execute) -> None:
     """What is not there yet. A run that others start from keeps the checkpoints they need until they are there."""
     later = [job for job in planned.values() if job.start]
     needed: dict[str, set[str]] = {}
@@ -145,12 +145,13 @@ def reproduce(
     out: Path,
     on_event: OnEvent = lambda name, event: None,
     progress: Progress = lambda what, done: None,
+    execute: Execute = execute,
 ) -> list[Judged]:
     """Train what is not there yet; writes NAME.json and the page, also of a command that is stopped."""
     root = out / "runs"
     planned = plan(figure.variants(scale, base), seeds, root, progress)
     try:
-        train(planned, root, at_once, on_event)
+        train(planned, root, at_once, on_event, execute)
     finally:
         runs: dict[str, list[Run]] = {}
         for (label, seed), job in planned.items():

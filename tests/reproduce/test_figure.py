@@ -115,16 +115,18 @@ def test_deepnet_figure_3_reads_larger_gradients_and_a_lower_loss() -> None:
     assert numbers == {"init/post": [3.0], "post - init": [4.0]}
 
 
-def test_the_largest_stable_rate_is_the_last_before_the_first_that_is_not() -> None:
-    losses = {"a": {0.1: 2.0, 0.2: 2.5, 0.4: 9.0, 0.8: 2.0}, "b": {0.1: 5.0, 0.2: math.inf}, "c": {0.1: 2.0, 0.2: 2.9}}
-    assert sensitivity.largest(losses) == {"a": 0.2, "b": 0.025, "c": 0.2}
-    labels = {"post_ln, no warm-up, 0.1": 9.0, "post_ln, warm-up, 0.1": 2.0, "pre_ln, no warm-up, 0.1": 2.0}
+def test_the_largest_stable_rate_is_one_as_good_as_the_best() -> None:
+    losses = {"a": {0.1: 9.0, 0.2: 2.0, 0.4: 2.2, 0.8: 2.5}, "b": {0.1: math.inf, 0.2: math.inf}, "c": {0.1: 3.0}}
+    assert sensitivity.largest(losses) == {"a": 0.4, "b": 0.025, "c": 0.1}
+    labels = {"post_ln, no warm-up, 0.1": 9.0, "post_ln, warm-up, 0.1": 4.0, "post_ln, no warm-up, 0.4": 10.0,
+              "post_ln, warm-up, 0.4": 2.0, "pre_ln, no warm-up, 0.1": 3.0, "pre_ln, no warm-up, 0.4": 3.0}  # fmt: skip
     runs = {label: [run(label, [loss])] for label, loss in labels.items()}
     assert sensitivity.FIGURE.numbers(runs) == {"pre/post": [4.0], "with/without": [4.0]}
     (heat,) = sensitivity.FIGURE.charts(runs)
     assert isinstance(heat, Heat)
-    assert heat.columns == ["0.1"]
-    assert heat.values == [[9.0], [2.0], [2.0]]
+    assert heat.columns == ["0.1", "0.4"]
+    assert heat.values == [[9.0, 10.0], [4.0, 2.0], [3.0, 3.0]]
+    assert "post_ln, warm-up 0.4" in heat.caption
 
 
 def test_slope_and_depths() -> None:
