@@ -84,7 +84,7 @@ def train_and_pause(arguments: list[str], errors: Path, pipe: Connection) -> Non
                 pipe.send("paused")
                 pipe.recv()
 
-    cli.TrainingView = Pausing  # type: ignore[misc]
+    cli.trainings.TrainingView = Pausing  # type: ignore[misc]
     sys.argv = ["leadline", *arguments]
     cli.main()
 

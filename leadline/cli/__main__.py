@@ -1,0 +1,5 @@
+"""python -m leadline.cli"""
+
+from leadline.cli import main
+
+main()

@@ -1,0 +1,188 @@
+"""Commands about placements, and the papers' figures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from leadline import config as configuration
+from leadline import recipes
+from leadline.cli.app import (
+    Json,
+    Set,
+    app,
+    number,
+    print_json,
+)
+from leadline.config import Config, ModelConfig
+from leadline.errors import UserError, nearest
+from leadline.terminal import TrainingView, answer, counting, table
+
+
+@app.command()
+def placements(
+    layers: Annotated[tuple[int, int], typer.Option(help="Encoder and decoder layers; 0: no such stack.")] = (6, 6),
+    dim: Annotated[int, typer.Option(help="Width of the model.")] = 512,
+    ffn_dim: Annotated[int, typer.Option(help="Width of the feed-forward layer.")] = 1024,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Measure small fresh models instead: growth, gradients, first step.")
+    ] = False,
+    lr: Annotated[float, typer.Option(help="--compare: the rate of the first steps.")] = 4e-3,
+    as_json: Json = False,
+) -> None:
+    """Constants and the initial std of every weight role, for each placement, from the code itself."""
+    from leadline.model.init import table as rows_of
+    from leadline.placement import PLACEMENTS, ROLES
+
+    sizes: Any = {"encoder_layers": layers[0], "decoder_layers": layers[1], "dim": dim, "ffn_dim": ffn_dim, "heads": 1}
+    architecture = ModelConfig(**sizes).architecture
+    defined = [name for name, found in PLACEMENTS.items() if architecture in found.architectures]
+    if compare:
+        _compare(defined, layers, lr, as_json)
+        return
+    rows = [row for name in defined for row in rows_of(ModelConfig(placement=name, **sizes))]
+    if as_json:
+        print_json(rows)
+        return
+    stds = [f"std_{role}" for role in ROLES]
+    letters = {"alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω", "scale": "1/√l"}
+    shown = [
+        [
+            str(row["placement"]),
+            str(row["stack"])[:3],
+            " ".join(f"{letter} {number(row[key], 3)}" for key, letter in letters.items() if key in row),
+            *(number(row.get(key, ""), 3) for key in stds),
+        ]
+        for row in rows
+    ]
+    table(
+        f"{layers[0]}-{layers[1]} layers, d {dim}, FFN {ffn_dim}: constants and initial std, last layer",
+        ["placement", "of", "constants", *ROLES],
+        shown,
+    )
+
+
+def _compare(names: list[str], layers: tuple[int, int], lr: float, as_json: bool) -> None:
+    if not lr > 0:
+        raise UserError(f"--lr must be above 0, not {lr:g}")
+    if not all(layers):
+        raise UserError("--compare translates number words, which needs an encoder and a decoder: give both layers")
+    from leadline import subjects
+    from leadline.diagnose.compare import measure
+
+    base = recipes.numerals().set(model={"encoder_layers": layers[0], "decoder_layers": layers[1]}, optim={"lr": lr})
+    rows = []
+    with counting("placements") as progress:
+        for name in names:
+            progress("measuring", 1)
+            rows.append(measure(subjects.of_config(base.set(model={"placement": name})), lr))
+    if as_json:
+        print_json([asdict(row) | {"needs_warmup": row.needs_warmup} for row in rows])
+        return
+    shown = [
+        [r.placement, f"{r.growth:.2f}", f"{r.first_gradient:.4f}", f"{r.last_gradient:.4f}", f"{r.change:.3f}",
+         "yes" if r.needs_warmup else "no"]
+        for r in rows
+    ]  # fmt: skip
+    table(
+        f"{layers[0]}-{layers[1]} layers, d {base.model.dim}, German to English number words, before training",
+        ["placement", "growth", "grad first", "grad last", f"‖ΔF‖ at {lr:g}", f"warm-up at {lr:g}"],
+        shown,
+    )
+    answer.print(
+        "growth: of the decoder's stream from its first to its last residual connection; grad: of the feed-forward "
+        "layer's second matrix, first and last decoder layer; ‖ΔF‖: change of the output in one step of Adam; warm-up: "
+        "a guess, fitted on trainings of post_ln, pre_ln and deepnorm and untested on the others",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(help="A figure's name, or all; list shows what there is.")] = "list",
+    scale: Annotated[
+        str, typer.Option(help="tiny (two cores, minutes), small (one GPU, about an hour), paper.")
+    ] = "tiny",
+    source: Annotated[str, typer.Option("--data", help="text:FOLDER, prepared:FOLDER, … as in data.source.")] = "",
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs of each kind, with seeds 1, 2, …; as many as its claims need if not given.")
+    ] = None,
+    depths: Annotated[list[int] | None, typer.Option("--depth", help="Layers of each stack; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option("--only", help="A placement; may be repeated.")] = None,
+    at_once: Annotated[int, typer.Option("--jobs", help="Trainings side by side.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for runs and tables; what is there already is used.")] = Path(
+        "reproduced"
+    ),
+    on: Annotated[
+        str, typer.Option(help="ray or ray://HOST:PORT: a cluster, with as many runs at once as it has room for.")
+    ] = "",
+    assignments: Set = None,
+    as_json: Json = False,
+) -> None:
+    """The papers' figures and tables by name, on your data; stop it at any time and start it again to go on."""
+    from leadline import reproduce as figures
+    from leadline.jobs.cluster import runner
+    from leadline.reproduce import depth as ladder
+    from leadline.reproduce.figure import overview
+
+    known = [*figures.FIGURES, "deepnet-depth"]
+    if what == "list":
+        titles = {name: figure.title for name, figure in figures.FIGURES.items()} | {"deepnet-depth": ladder.TITLE}
+        for name, title in titles.items():
+            answer.print(f"{name:14} {title}", soft_wrap=True)
+        return
+    if what not in [*known, "all"]:
+        raise UserError(f"there is nothing called {what!r} to reproduce: {nearest(what, [*known, 'list', 'all'])}")
+    if scale not in figures.SCALES:
+        raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, figures.SCALES)}")
+    if min(1 if seeds is None else seeds, at_once, *(depths or [1])) < 1:
+        raise UserError("--seeds, --jobs and --depth must be at least 1")
+    execute = runner(on)
+    answers = {}
+    for name in known if what == "all" else [what]:
+        base = ladder.SCALES[scale].config if name == "deepnet-depth" else figures.FIGURES[name].base(scale)
+        base = base.set(data={"source": source}) if source else base
+        base = configuration.override(base, assignments or [])
+        if name == "deepnet-depth":
+            layers = depths or ladder.SCALES[scale].depths
+            answers[name] = _ladder(base, layers, only or [], seeds or 1, at_once, out, execute)
+        else:
+            wanted = seeds or figures.FIGURES[name].seeds
+            answers[name] = _figure(name, scale, base, wanted, at_once, out, as_json, execute)
+    page = overview(out) if what == "all" else None
+    if as_json:
+        print_json(answers if what == "all" else answers[what])
+    elif page:
+        answer.print(f"all claims: {page}", soft_wrap=True)
+
+
+def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: Path, quiet: bool, execute: Any) -> Any:
+    from leadline.reproduce import FIGURES
+    from leadline.reproduce.figure import reproduce as run
+
+    figure = FIGURES[name]
+    with counting("texts") as progress, TrainingView() as view:
+        judged = run(name, figure, scale, base, seeds, at_once, out, view.show, progress, execute)
+    if not quiet:
+        answer.print(figure.title, soft_wrap=True)
+        for j in judged:
+            answer.print(f"  {j.verdict}: {j.claim.text}", soft_wrap=True)
+            answer.print(
+                f"    measured {j.measured}, wanted {j.claim.wanted}; the paper: {j.claim.paper}", soft_wrap=True
+            )
+        answer.print(f"page: {out / name}.html", soft_wrap=True)
+    return [{"claim": j.claim.text, "verdict": j.verdict, "values": list(j.values)} for j in judged]
+
+
+def _ladder(base: Config, depths: Any, only: list[str], seeds: int, at_once: int, out: Path, execute: Any) -> Any:
+    from leadline.reproduce import depth as ladder
+
+    with counting("pairs") as progress, TrainingView() as view:
+        rows = ladder.reproduce(base, depths, only, seeds, at_once, out, view.show, progress, execute)
+    columns = list(rows[0])
+    table(f"{ladder.TITLE} (validation loss in nats a token)", columns, [[row[c] for c in columns] for row in rows])
+    answer.print(f"results.csv and table.json: {out / 'deepnet-depth'}; runs: {out / 'runs'}", soft_wrap=True)
+    return rows

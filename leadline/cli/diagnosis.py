@@ -1,0 +1,115 @@
+"""Commands that look at models and runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leadline.cli.app import (
+    Json,
+    Set,
+    app,
+    print_json,
+)
+from leadline.errors import UserError
+from leadline.terminal import answer, counting, table
+
+
+@app.command("inspect")
+def inspect_command(
+    what: Annotated[
+        str,
+        typer.Argument(help="A recipe, a config.toml, a run, a Hugging Face folder (config.json) or module:function."),
+    ],
+    lr: Annotated[float | None, typer.Option(help="The rate to judge; the config's if not given.")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Warm-up updates to judge; the config's if not given.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many times to draw the weights.")] = 1,
+    assignments: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for inspection.json and records.jsonl.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page; figures as PNG and CSV go beside it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say before training whether a model will train, which layer is the trouble and what to change."""
+    if lr is not None and not lr > 0:
+        raise UserError(f"--lr must be above 0, not {lr:g}")
+    if seeds < 1 or (warmup or 0) < 0:
+        raise UserError("--seeds must be at least 1 and --warmup 0 or more")
+    from leadline import subjects
+    from leadline.diagnose.inspect import inspect_seeds
+
+    with counting("steps") as progress:
+        make, config = subjects.find(what, lr, assignments or [], progress)
+        updates = warmup if warmup is not None else config.optim.warmup if config else 0
+        first = config.train.seed if config else 1
+        found = inspect_seeds(make, range(first, first + seeds), what, lr, updates if updates > 1 else 0, progress)
+        if html and config:
+            found = subjects.with_depths(found, config, progress)
+    if out:
+        found.save(out)
+    if html:
+        from leadline.report import inspections, page
+
+        page.write(f"leadline inspect {what}", inspections.sections_of(found), html, html.with_suffix(""))
+    if as_json:
+        print_json({"name": found.name, "verdict": asdict(found.verdict), "facts": found.facts,
+                     "findings": [asdict(f) for f in found.findings],
+                     "connections": [asdict(c) for c in found.connections]})  # fmt: skip
+        return
+    answer.print(str(found), soft_wrap=True)
+    if html:
+        answer.print(f"page: {html}", soft_wrap=True)
+
+
+@app.command("advise")
+def advise_command(
+    layers: Annotated[int, typer.Option(help="Layers of each stack.")],
+    dim: Annotated[int, typer.Option(help="Width of the model.")] = 512,
+    arch: Annotated[str, typer.Option(help="encoder-decoder, encoder or decoder.")] = "encoder-decoder",
+    batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch.")] = 4096,
+    warmup: Annotated[int, typer.Option(help="Warm-up updates you are willing to spend.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Placement, α and β, rate and expected update for a model not built yet, from a measured table."""
+    from leadline.diagnose.advise import advise
+
+    found = advise(layers, dim, arch, batch_tokens, warmup)  # type: ignore[arg-type]
+    if as_json:
+        print_json([asdict(entry) for entry in found])
+        return
+    rows = [
+        [entry.placement, f"{entry.rate:.1e}" if entry.rate else "does not train",
+         f"{entry.highest_rate:.1e}" if entry.rate else "", f"{entry.output_change:.2f}" if entry.rate else ""]
+        for entry in found
+    ]  # fmt: skip
+    title = f"{arch}, {layers} layers, d {dim}, warm-up {warmup}: best first"
+    table(title, ["placement", "use lr", "highest lr", "‖ΔF‖ of the first step"], rows)
+    for entry in found:
+        if entry.constants:
+            named = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in entry.constants.items())
+            answer.print(f"{entry.placement}: {named}", soft_wrap=True)
+    for line in found[0].beyond:
+        answer.print(f"note: {line}", soft_wrap=True)
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, and folders written by leadline inspect --out.")],
+    out: Annotated[Path, typer.Option(help="The page to write; figures as PNG and CSV go beside it.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """One self-contained page about runs and inspections: curves, layers, verdicts, configurations."""
+    from leadline.diagnose import inspection
+    from leadline.report import inspections, page
+    from leadline.report import runs as reports
+
+    inspected = [folder for folder in runs if (folder / "inspection.json").exists()]
+    trained = [folder for folder in runs if folder not in inspected]
+    sections = reports.sections_of(trained) if trained else []
+    for folder in inspected:
+        sections += inspections.sections_of(inspection.load(folder))
+    page.write("Report of " + ", ".join(folder.name for folder in runs), sections, out, out.with_suffix(""))
+    answer.print(f"page: {out}", soft_wrap=True)

@@ -1,0 +1,112 @@
+"""Commands about encoders: fine-tuning, and to and from Hugging Face."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leadline.cli.app import (
+    Json,
+    RunFolder,
+    Set,
+    Which,
+    app,
+    load_run,
+    print_json,
+)
+from leadline.errors import UserError, nearest
+from leadline.terminal import TrainingView, answer, counting, screen, table
+
+
+@app.command("finetune")
+def finetune_command(
+    run: RunFolder,
+    task: Annotated[
+        str, typer.Option(help="same_meaning, mrpc, rte, or a file or folder with columns (--set data.first=…).")
+    ] = "same_meaning",
+    source: Annotated[
+        str, typer.Option("--data", help="Where the files of mrpc or rte are; data/TASK if not given.")
+    ] = "",
+    which: Which = "best",
+    batches: Annotated[list[int] | None, typer.Option("--batch", help="Examples in a batch; may be repeated.")] = None,
+    rates: Annotated[list[float] | None, typer.Option("--lr", help="A rate to try; may be repeated.")] = None,
+    epochs: Annotated[list[int] | None, typer.Option("--epochs", help="How long; may be repeated.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's grid where nothing else is said: 30 settings.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="Runs of each setting, with seeds 1, 2, …")] = 6,
+    metric: Annotated[str, typer.Option(help="accuracy, f1 or matthews.")] = "accuracy",
+    at_once: Annotated[int, typer.Option("--jobs", help="Trainings side by side.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for runs and tables; what is there already is used.")] = Path(
+        "finetuned"
+    ),
+    assignments: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a pre-trained run to classify: mean and 95 % interval over seeds; start it again to go on with it."""
+    from leadline import finetune as tuning
+
+    if metric not in tuning.METRICS:
+        raise UserError(f"--metric cannot be {metric!r}: {nearest(metric, tuning.METRICS)}")
+    if min(seeds, at_once) < 1:
+        raise UserError("--seeds and --jobs must be at least 1")
+    usual = tuning.FULL if full else tuning.USUAL
+    grid = tuning.grid(batches or usual[0], rates or usual[1], epochs or usual[2])
+    base = tuning.configure(run, task, source, assignments or [], which)
+    folder = out / f"{Path(task).stem}-{run.resolve().name}-{which.replace(':', '')}"
+    with counting("examples") as progress, TrainingView() as view:
+        found = tuning.finetune(base, grid, seeds, at_once, folder, metric, view.show, progress)
+    if as_json:
+        shown = [asdict(each) | {"mean": each.mean, "interval": each.interval} for each in found.settings]
+        print_json({"metric": metric, "best": asdict(found.best.setting) | {"mean": found.best.mean,
+                     "interval": found.best.interval}, "settings": shown, "cut": found.cut,
+                     "folder": str(folder), "run": str(found.run)})  # fmt: skip
+        return
+    rows = [[str(e.setting.batch), f"{e.setting.lr:g}", str(e.setting.epochs), str(len(e.scores)), str(e)]
+            for e in found.settings]  # fmt: skip
+    answer.print(f"{metric} on the validation split in %: mean over seeds ± half of its 95 % confidence interval")
+    table("", ["batch", "lr", "epochs", "runs", metric], rows)
+    if len(rows) > 1:
+        best = found.best.setting
+        answer.print(f"best: batch {best.batch}, lr {best.lr:g}, {best.epochs} epochs: {found.best}", soft_wrap=True)
+    for split, count in found.cut.items():
+        if count:
+            limit = f"model.max_length={base.model.max_length}"
+            answer.print(f"{count} examples of {split} are longer than {limit} and cut", soft_wrap=True)
+    answer.print(f"runs, results.csv and table.json: {folder}", soft_wrap=True)
+    answer.print(f"next: leadline train {found.run}/config.toml --out runs/mine, for a model to keep", soft_wrap=True)
+
+
+@app.command("export")
+def export_command(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(help="The folder to write.")],
+    which: Which = "best",
+) -> None:
+    """Write a run as a folder that Hugging Face's transformers opens: BERT, or RoBERTa-PreLayerNorm for Pre-LN."""
+    from leadline.exchange import huggingface
+    from leadline.training.run import labels_of
+
+    trained = load_run(run, which, "cpu", None)
+    notes = huggingface.save(trained, out, labels_of(run))
+    answer.print(f"{out}: checkpoint {trained.checkpoint} of {run} as {huggingface.architecture(out)}", soft_wrap=True)
+    for note in notes:
+        screen.print(note, soft_wrap=True)
+
+
+@app.command("import")
+def import_command(
+    folder: Annotated[Path, typer.Argument(help="A folder saved by transformers: BERT or RoBERTa-PreLayerNorm.")],
+    out: Annotated[Path, typer.Argument(help="The run folder to make.")],
+) -> None:
+    """Make a run of a Hugging Face folder (config.json, model.safetensors and a tokenizer), to fine-tune it."""
+    from leadline.exchange import huggingface
+
+    notes = huggingface.load(folder, out)
+    answer.print(f"{out}: a run of {huggingface.architecture(folder)}", soft_wrap=True)
+    for note in notes:
+        screen.print(note, soft_wrap=True)
+    answer.print(f"next: leadline finetune {out} --task FILE", soft_wrap=True)

@@ -1,0 +1,76 @@
+"""Commands about data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leadline.cli.app import (
+    Json,
+    Set,
+    What,
+    config_of,
+    counted,
+    data,
+    print_json,
+)
+from leadline.terminal import answer, counting
+
+
+@data.command("prepare")
+def data_prepare(
+    what: What = "numerals",
+    assignments: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; a shared cache if not given.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Text to tokens, once: reused when nothing changed."""
+    from leadline.data.store import Store, prepare
+
+    config = config_of(what, assignments)
+    with counting(counted(config)) as progress:
+        folder = prepare(config.data, out, progress)
+    facts = {"folder": str(folder), "vocab_size": Store(folder).manifest["vocab_size"]}
+    splits = Store(folder).manifest["splits"]
+    if as_json:
+        print_json(facts | {"splits": splits})
+        return
+    answer.print(f"{folder}, vocabulary {facts['vocab_size']}", soft_wrap=True)
+    for split, counts in splits.items():
+        left_out = f", {counts['empty_left_out']:,} empty ones left out" if counts["empty_left_out"] else ""
+        holds = Store(folder).holds
+        if holds == "documents":
+            size = f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['tokens']:,} tokens"
+        else:
+            size = f"{counts['rows']:,} {holds}, {counts['tokens'][0]:,} + {counts['tokens'][1]:,} tokens"
+        answer.print(f"  {split}: {size}{left_out}")
+
+
+@data.command("show")
+def data_show(
+    what: What = "numerals",
+    assignments: Set = None,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "train",
+    count: Annotated[int, typer.Option("-n", help="How many pairs or documents.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Pairs, examples, or the sentences of documents, as the model sees them: text and tokens."""
+    from leadline.data.store import Store, prepare
+
+    config = config_of(what, assignments)
+    with counting(counted(config)) as progress:
+        store = Store(prepare(config.data, progress=progress))
+    shown = store.first(split, count)
+    name = store.tokenizer.piece
+    texts = [store.tokenizer.decode([side.tolist() for side in pair]) for pair in shown]
+    tokens = [[[name(int(token)) for token in side] for side in pair] for pair in shown]
+    if as_json:
+        print_json([{"text": text, "tokens": names} for text, names in zip(texts, tokens, strict=True)])
+        return
+    for text, names in zip(texts, tokens, strict=True):
+        for line, pieces in zip(text, names, strict=True):
+            answer.print(line, soft_wrap=True)
+            answer.print("    " + " ".join(pieces), style="dim", soft_wrap=True)
+        answer.print()

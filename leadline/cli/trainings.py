@@ -1,0 +1,182 @@
+"""Commands that train a model and use it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from leadline import recipes
+from leadline.cli.app import (
+    Device,
+    Json,
+    RunFolder,
+    Set,
+    Which,
+    app,
+    config_of,
+    counted,
+    load_run,
+    number,
+    print_json,
+)
+from leadline.errors import UserError
+from leadline.files import to_json
+from leadline.terminal import TrainingView, answer, counting, screen, sentences_bar, table
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs and the figure.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A quarter of the time; the effect still shows.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Watch Post-LN fail without warm-up and Pre-LN succeed, in two or three minutes on two cores."""
+    from leadline import demo as demonstration
+    from leadline.training import run as runs
+
+    started = time.perf_counter()
+    folder = out or runs.default_folder("demo")
+    with counting("pairs") as progress, TrainingView() as view:
+        results = demonstration.demo(folder, quick, progress, view.show)
+    winner = demonstration.best(results)
+    translations = list(zip(demonstration.SENTENCES, winner.translations, strict=True))
+    if as_json:
+        print_json(
+            {
+                "runs": [asdict(result) for result in results],
+                "best": winner.run,
+                "translations": translations,
+                "figure": str(folder / "curves.png"),
+                "table": str(folder / "curves.csv"),
+                "seconds": time.perf_counter() - started,
+            }
+        )
+        return
+    columns = ["placement", "warm-up", "lr", "valid loss", "BLEU", "exact", "seconds", "tok/s"]
+    rows = [
+        [r.placement, str(r.warmup), f"{r.lr:g}", f"{r.valid_loss:.3f}" + (" diverged" if r.diverged else ""),
+         f"{r.bleu:.1f}", f"{r.exact_match:.2f}", f"{r.seconds:.0f}", f"{r.tokens_per_second:,.0f}"]
+        for r in results
+    ]  # fmt: skip
+    table("German to English number words, same data, rate and updates", columns, rows)
+    answer.print(f"\nThe best ({winner.placement}, warm-up {winner.warmup}) translates:")
+    for source, translation in translations:
+        answer.print(f"  {source}  →  {translation}", soft_wrap=True)
+    answer.print(f"\nCurves: {folder / 'curves.png'} and {folder / 'curves.csv'}", soft_wrap=True)
+
+
+@app.command()
+def train(
+    what: Annotated[
+        str | None, typer.Argument(help=f"A recipe ({', '.join(recipes.RECIPES)}) or a config.toml.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; runs/RECIPE-DATE if not given.")] = None,
+    assignments: Set = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
+    watch: Annotated[int, typer.Option(help="Log every layer's norms each K updates, with an alarm; 0: do not.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Train a model into a run folder, or go on with one: leadline train --resume RUN."""
+    from leadline.data.store import prepare
+    from leadline.diagnose.watch import Watch
+    from leadline.placement import find
+    from leadline.training import checkpoint, loop
+    from leadline.training import run as runs
+
+    if (what is None) == (resume is None):
+        raise UserError("say what to train: a recipe or a config.toml, or --resume RUN")
+    if resume and (assignments or out):
+        raise UserError("--resume goes on with the run as it was: --set and --out cannot change it")
+    folder = resume or out or runs.default_folder(Path(what or "").stem)
+    config = config_of(what, assignments) if what else runs.load_config(folder)
+    find(config.model.placement)  # mistakes come to light before the data is prepared
+    if not resume:
+        runs.require_new(folder)
+    with counting(counted(config)) as progress:
+        prepare(config.data, progress=progress)  # before the bar of the training
+    with TrainingView() as view:
+        on_step: list[Any] = [view, Watch(watch)] if watch else [view]
+        loop.resume(folder, on_step) if resume else loop.train(config, folder, on_step)
+    rows = runs.read_metrics(folder)
+    last = next((row for row in reversed(rows) if "valid_nll" in row), {})
+    best = checkpoint.best(folder)
+    if as_json:
+        print_json({"run": str(folder), "best_checkpoint": best, **last})
+    else:
+        unit = "an example" if config.task == "classification" else "a token"
+        answer.print(
+            f"{folder}: valid loss {last.get('valid_nll', float('nan')):.4f} nats {unit}, best checkpoint {best}",
+            soft_wrap=True,
+            markup=False,
+        )
+        uses = f", or echo … | leadline translate {folder}" if config.task == "translation" else ""
+        answer.print(f"next: leadline evaluate {folder}{uses}", soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    split: Annotated[str | None, typer.Option(help="valid or test; test if not given, where there is one.")] = None,
+    which: Which = "best",
+    assignments: Set = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """What a run has learnt: its loss, and of a translation sacreBLEU and chrF with the signatures to compare by."""
+    from leadline.tasks import Translation
+
+    trained = load_run(run, which, device, assignments)
+    with counting(counted(trained.config)) as progress:
+        task = trained.task(progress)
+    split = split or ("test" if "test" in task.store.manifest["splits"] else "valid")
+    found = task.evaluate(trained.model, split)
+    if isinstance(task, Translation):
+        with sentences_bar(len(task.store.sentences(split)) if split != "train" else 0) as advance:
+            found |= task.score(trained.model, split, on_translated=advance)
+    found = {"run": str(run), "split": split, "checkpoint": trained.checkpoint} | found
+    if as_json:
+        print_json(found)
+    else:
+        for key, value in found.items():
+            answer.print(f"{key:<26}{number(value, 4)}", soft_wrap=True)
+
+
+@app.command()
+def translate(
+    run: RunFolder,
+    source: Annotated[
+        Path | None, typer.Option("--input", "-i", help="A file of sentences; stdin if not given.")
+    ] = None,
+    target: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; stdout if not given.")] = None,
+    which: Which = "best",
+    assignments: Set = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Translate line by line: stdin to stdout as it comes, or a file."""
+    from leadline.text import lines_of, lines_ready
+
+    translator = load_run(run, which, device, assignments).translator()
+    if source:
+        lines = list(lines_of(source))
+        with sentences_bar(len(lines)) as advance:
+            chunks: Iterator[tuple[list[str], list[str]]] = iter([(lines, translator.translate(lines, advance))])
+    else:
+        chunks = ((chunk, translator.translate(chunk)) for chunk in lines_ready(sys.stdin.buffer))
+    out = target.open("w", encoding="utf-8") if target else sys.stdout
+    try:
+        for asked, translated in chunks:
+            for left, right in zip(asked, translated, strict=True):
+                print(to_json({"source": left, "translation": right}) if as_json else right, file=out)
+            out.flush()
+    finally:
+        if target:
+            out.close()
+    if translator.split_up:
+        screen.print(f"{translator.split_up} lines were longer than the model's limit and translated in pieces")
