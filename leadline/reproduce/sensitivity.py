@@ -53,11 +53,15 @@ def _losses(runs: Runs, seed: int) -> dict[str, dict[float, float]]:
 
 
 def largest(losses: dict[str, dict[float, float]]) -> dict[str, float]:
-    """The largest stable rate; a quarter of the lowest tried where all diverged."""
+    """The largest stable rate; a quarter of the lowest tried where none is, or nothing was learnt.
+
+    Nothing was learnt where the loss is hardly below the worst of the whole map.
+    """
+    worst = max((loss for of in losses.values() for loss in of.values() if math.isfinite(loss)), default=math.inf)
 
     def of(by_rate: dict[float, float]) -> float:
-        limit = min(by_rate.values()) + WITHIN
-        return max((lr for lr, loss in by_rate.items() if loss <= limit < math.inf), default=min(by_rate) / 4)
+        limit = min(min(by_rate.values()) + WITHIN, worst - WITHIN)
+        return max((lr for lr, loss in by_rate.items() if loss <= limit), default=min(by_rate) / 4)
 
     return {kind: of(by_rate) for kind, by_rate in losses.items()}
 
@@ -86,9 +90,9 @@ def _charts(runs: Runs) -> list[Section]:
         return sum(found) / len(found) if found else math.nan
 
     limits = [largest(each) for each in losses]
-    caption = "Stable up to: " + "; ".join(
-        f"{kind} {min(each[kind] for each in limits if kind in each):g}" for kind in kinds
-    )
+    stable = {kind: min(each[kind] for each in limits if kind in each) for kind in kinds}
+    words = (f"{kind} {f'{lr:g}' if lr >= rates[0] else 'at none of these'}" for kind, lr in stable.items())
+    caption = "Largest stable rate: " + "; ".join(words)
     values = [[mean(kind, lr) for lr in rates] for kind in kinds]
     names = [f"{lr:g}" for lr in rates]
     return [
