@@ -40,11 +40,9 @@ def config_of(what: str, assignments: list[str] | None) -> Config:
 
 def counted(config: Config) -> str:
     """What the preparation of its data counts."""
-    from leadline.data.documents import holds_documents
-    from leadline.data.tables import holds_examples
+    from leadline.data.store import holds
 
-    source = config.data.source
-    return "documents" if holds_documents(source) else "examples" if holds_examples(source) else "pairs"
+    return holds(config.data.source)
 
 
 def print_json(value: Any) -> None:

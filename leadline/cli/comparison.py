@@ -106,7 +106,12 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="tiny (two cores, minutes), small (one GPU, about an hour), paper.")
     ] = "tiny",
-    source: Annotated[str, typer.Option("--data", help="text:FOLDER, prepared:FOLDER, … as in data.source.")] = "",
+    sources: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data", help="text:FOLDER, prepared:FOLDER, … as in data.source; for all, also documents for xiong-fig5."
+        ),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(help="Runs of each kind, with seeds 1, 2, …; as many as its claims need if not given.")
     ] = None,
@@ -144,11 +149,11 @@ def reproduce(
     answers = {}
     for name in known if what == "all" else [what]:
         base = ladder.SCALES[scale].config if name == "deepnet-depth" else figures.FIGURES[name].base(scale)
-        base = base.set(data={"source": source}) if source else base
+        base = _with_data(base, sources or [], several=what == "all")
         base = configuration.override(base, assignments or [])
         if name == "deepnet-depth":
             layers = depths or ladder.SCALES[scale].depths
-            answers[name] = _ladder(base, layers, only or [], seeds or 1, at_once, out, execute)
+            answers[name] = _ladder(base, layers, only or [], seeds or 1, at_once, out, as_json, execute)
         else:
             wanted = seeds or figures.FIGURES[name].seeds
             answers[name] = _figure(name, scale, base, wanted, at_once, out, as_json, execute)
@@ -177,12 +182,25 @@ def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: 
     return [{"claim": j.claim.text, "verdict": j.verdict, "values": list(j.values)} for j in judged]
 
 
-def _ladder(base: Config, depths: Any, only: list[str], seeds: int, at_once: int, out: Path, execute: Any) -> Any:
+def _ladder(
+    base: Config, depths: Any, only: list[str], seeds: int, at_once: int, out: Path, quiet: bool, execute: Any
+) -> Any:
     from leadline.reproduce import depth as ladder
 
     with counting("pairs") as progress, TrainingView() as view:
         rows = ladder.reproduce(base, depths, only, seeds, at_once, out, view.show, progress, execute)
-    columns = list(rows[0])
-    table(f"{ladder.TITLE} (validation loss in nats a token)", columns, [[row[c] for c in columns] for row in rows])
-    answer.print(f"results.csv and table.json: {out / 'deepnet-depth'}; runs: {out / 'runs'}", soft_wrap=True)
+    if not quiet:
+        columns = list(rows[0])
+        table(f"{ladder.TITLE} (validation loss in nats a token)", columns, [[row[c] for c in columns] for row in rows])
+        answer.print(f"results.csv and table.json: {out / 'deepnet-depth'}; runs: {out / 'runs'}", soft_wrap=True)
     return rows
+
+
+def _with_data(base: Config, sources: list[str], several: bool) -> Config:
+    """With the one of the sources that holds what it trains on; where all figures are made, perhaps none does."""
+    from leadline.data.store import holds
+
+    fitting = [source for source in sources if holds(source) == holds(base.data.source)]
+    if sources and not (fitting or several):
+        raise UserError(f"--data {sources[0]} holds {holds(sources[0])}: this needs {holds(base.data.source)}")
+    return base.set(data={"source": fitting[-1]}) if fitting else base

@@ -213,6 +213,13 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def holds(source: str) -> str:
+    """Of data.source: documents, examples or pairs."""
+    if source.startswith("prepared:"):
+        return _manifest(Path(source.removeprefix("prepared:")).expanduser()).get("holds", "pairs")
+    return "documents" if holds_documents(source) else "examples" if holds_examples(source) else "pairs"
+
+
 class Flat(NamedTuple):
     """Sequences end to end."""
 

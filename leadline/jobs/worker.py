@@ -5,6 +5,7 @@ python -m leadline.jobs.worker FOLDER NAME WATCH [CHECKPOINT …], of which the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -65,7 +66,8 @@ def _forget(folder: Path) -> None:
 
 
 def _tell(event: Event) -> None:
-    print(json.dumps(asdict(event)), flush=True)
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more: the training is about to be told to leave
+        print(json.dumps(asdict(event)), flush=True)
 
 
 def _leave_with(parent: int) -> None:
