@@ -113,7 +113,10 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Runs of each kind, with seeds 1, 2, …; as many as its claims need if not given.")
+        int | None,
+        typer.Option(
+            help="Runs of each kind, with seeds 1, 2, …; at tiny 1, else as many as its claims need if not given."
+        ),
     ] = None,
     depths: Annotated[list[int] | None, typer.Option("--depth", help="Layers of each stack; may be repeated.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="A placement; may be repeated.")] = None,
@@ -155,7 +158,7 @@ def reproduce(
             layers = depths or ladder.SCALES[scale].depths
             answers[name] = _ladder(base, layers, only or [], seeds or 1, at_once, out, as_json, execute)
         else:
-            wanted = seeds or figures.FIGURES[name].seeds
+            wanted = seeds or (1 if scale == "tiny" else figures.FIGURES[name].seeds)
             answers[name] = _figure(name, scale, base, wanted, at_once, out, as_json, execute)
     page = overview(out) if what == "all" else None
     if as_json:

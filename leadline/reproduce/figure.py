@@ -162,7 +162,9 @@ def reproduce(
         facts |= {"claims": [_row(j) for j in judged]}
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / f"{name}.json", facts)
-        page.write(figure.title, sections(figure, scale, runs, judged), out / f"{name}.html", out / name)
+        page.write(
+            figure.title, sections(figure, scale, base.data.source, runs, judged), out / f"{name}.html", out / name
+        )
     return judged
 
 
@@ -198,7 +200,7 @@ def overview(out: Path) -> Path:
     return out / "index.html"
 
 
-def sections(figure: Figure, scale: str, runs: Runs, judged: Sequence[Judged]) -> list[Section]:
+def sections(figure: Figure, scale: str, source: str, runs: Runs, judged: Sequence[Judged]) -> list[Section]:
     columns = ["", "claim", "measured", "wanted", "the paper"]
     claims = [[MARKS[j.verdict], j.claim.text, j.measured, j.claim.wanted, j.claim.paper] for j in judged]
     table = [
@@ -212,7 +214,7 @@ def sections(figure: Figure, scale: str, runs: Runs, judged: Sequence[Judged]) -
         Words(
             "What this is",
             [
-                f"{figure.paper}, at scale “{scale}”: {len(runs)} kinds of runs, {count} in all.",
+                f"{figure.paper}, at scale “{scale}”: {len(runs)} kinds of runs, {count} in all. Data: {source}.",
                 "Measured: the mean over runs, from three on with its 95 % confidence interval, and the lowest and "
                 "highest. Undecided: the interval lies on both sides of what is wanted.",
             ],

@@ -104,7 +104,7 @@ FIG2 = Figure(
 
 def _fig3(scale: str, base: Config) -> Variants:
     """The norm of the mean gradient over eight mini-batches at the beginning, by depth; and Post-LN after warm-up."""
-    depths = (2, 4, 6) if scale == "tiny" else (6, 8, 10, 12, 14)
+    depths = (3, 4, 6) if scale == "tiny" else (6, 8, 10, 12, 14)
     once = {"updates": 1, "epochs": 0, "accumulate": 8, "step": "eager", "bleu_sentences": 0, "eval_every": 0}
     found: Variants = {}
     for placement in ("post_ln", "pre_ln"):
