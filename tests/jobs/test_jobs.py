@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,20 @@ def test_divergence_is_a_result_and_a_mistake_is_told(tmp_path: Path) -> None:
     assert result is not None
     assert "try a lower optim.lr" in result["diverged"]
     assert finished(wrong, tmp_path) is None
+
+
+def test_a_run_whose_checkpoint_is_needed_and_gone_is_not_finished(tmp_path: Path) -> None:
+    folder = job().folder(tmp_path)
+    folder.mkdir()
+    (folder / "result.json").write_text('{"diverged": ""}')
+    needed = replace(job(), keep=("00000003",))
+    assert needed.folder(tmp_path) == folder
+    assert finished(job(), tmp_path) is not None
+    assert finished(needed, tmp_path) is None
+    (folder / "checkpoints" / "00000003").mkdir(parents=True)
+    assert finished(needed, tmp_path) is not None
+    (folder / "result.json").write_text('{"diverged": "the loss is nan"}')
+    assert finished(replace(job(), keep=("00000006",)), tmp_path) is not None  # it will never have it
 
 
 @pytest.mark.slow

@@ -195,9 +195,6 @@ def test_runs_that_start_from_others_come_after_them_and_nothing_is_done_twice(t
 
     reproduce("xiong-fig5", small, "tiny", base, 1, 2, tmp_path, heard)
     assert len(begun) == 3
-    (planned[half, 2].folder(tmp_path / "runs") / "result.json").unlink()
-    reproduce("xiong-fig5", small, "tiny", base, 1, 2, tmp_path, heard)
-    assert begun[3:] == [f"{bert.PRE}, seed 1", f"{half}, seed 2"]  # its checkpoint is needed again
 
 
 def test_a_run_starts_from_the_same_seed_or_the_first() -> None:
