@@ -22,11 +22,12 @@ bench: $(READY)
 reproduce-tiny: $(READY)
 	$(BIN)/leadline reproduce all --scale tiny --out reproduced/tiny
 
-# uv installs torch in seconds where pip takes minutes; it comes from the same place as any other package.
+# uv installs torch in seconds where pip takes minutes; it comes from the same place as any other package. Bytecode is
+# compiled at once: every process that a test starts would do it again where nothing may be written later.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[dev]'
 	touch $@
 
 clean:
