@@ -160,7 +160,7 @@ def reproduce(
         else:
             wanted = seeds or (1 if scale == "tiny" else figures.FIGURES[name].seeds)
             answers[name] = _figure(name, scale, base, wanted, at_once, out, as_json, execute)
-    page = overview(out) if what == "all" else None
+    page = overview(out, figures.FIGURES) if what == "all" else None
     if as_json:
         print_json(answers if what == "all" else answers[what])
     elif page:

@@ -9,11 +9,10 @@ from leadline.config import Config
 from leadline.data.store import Store, prepare
 from leadline.finetune import Setting, classifier, fitted, tuned
 from leadline.jobs.interval import mean_and_interval
-from leadline.report.page import Chart, Section, Series
-from leadline.reproduce.claims import Claim, Numbers
-from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, curves, differences, of, reached
+from leadline.report.page import Chart, Section, Series, Words
+from leadline.reproduce.claims import BIG, Claim, Numbers
+from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, curves, differences, nll, of, reached
 
-BIG = ("small", "paper")
 PRE, POST, BARE = "pre_ln, no warm-up", "post_ln, a third of the rate, warm-up", "post_ln, no warm-up"
 # MRPC and RTE are looked for in data/mrpc and data/rte; a task that is not there is left out.
 TASKS = {"tiny": ("same_meaning",), "small": ("mrpc", "rte"), "paper": ("mrpc", "rte")}
@@ -78,10 +77,9 @@ def _accuracy(run: Run) -> float:
 
 
 def _fig5_numbers(runs: Runs) -> Numbers:
-    pre, post, bare = ([run.last("valid_nll") for run in runs.get(label, ())] for label in (PRE, POST, BARE))
+    post, bare = (of(runs, label, nll) for label in (POST, BARE))
     pairs = zip(runs.get(PRE, ()), post, strict=False)
     found = {
-        "pre - post": differences(pre, post),
         "bare - post": differences(bare, post),
         "share": [reached(run, loss) for run, loss in pairs],
     }
@@ -119,7 +117,10 @@ def _fig5_charts(runs: Runs) -> list[Section]:
     charts: list[Section] = [
         Chart("Validation loss", "update", "nats a masked token", curves(pretraining, "valid_nll")),
     ]
-    for task in dict.fromkeys(label.partition(" after ")[0] for label in runs if " after " in label):
+    tasks = dict.fromkeys(label.partition(" after ")[0] for label in runs if " after " in label)
+    if pretraining and not tasks:
+        charts.append(Words("Fine-tuning", ["Nothing was fine-tuned: data/mrpc and data/rte are not here."], "warning"))
+    for task in tasks:
         title = f"{task}: accuracy by checkpoint, with 95 % confidence intervals"
         charts.append(Chart(title, "update of the pre-training", "accuracy (%)", _by_checkpoint(runs, task)))
     return charts

@@ -10,6 +10,7 @@ from typing import Literal
 from leadline.jobs.interval import mean_and_interval
 
 Verdict = Literal["holds", "does not hold", "undecided", "not tested at this scale"]
+BIG = ("small", "paper")  # scales that can tell what a few minutes on a CPU cannot
 ENOUGH = 3  # runs for an interval that says something
 Numbers = Mapping[str, Sequence[float]]  # by name, one a seed
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from leadline.config import Config
 from leadline.report.page import Chart, Section
 from leadline.reproduce import depth as depth_ladder
-from leadline.reproduce.claims import Claim, Numbers
+from leadline.reproduce.claims import BIG, Claim, Numbers
 from leadline.reproduce.figure import (
     Figure,
     Run,
@@ -18,13 +19,13 @@ from leadline.reproduce.figure import (
     by_depth,
     curves,
     differences,
+    nll,
     of,
     slope,
 )
-from leadline.reproduce.xiong import layer_gradients
+from leadline.reproduce.xiong import gradients, layer_gradients
 
 # The bound of figure 5's second claim was set after a first look at the tiny scale; the others before any.
-BIG = ("small", "paper")
 UPDATES = {"tiny": 6, "small": 50, "paper": 200}  # of the accumulated update
 
 
@@ -53,25 +54,15 @@ def _fig3_numbers(runs: Runs) -> Numbers:
         if depth in init
         for a, b in zip(post[depth], init[depth], strict=False)
     ]
-    losses = [of(runs, f"trained: {placement}", _nll) for placement in ("post_ln", "post_ln_init")]
+    losses = [of(runs, f"trained: {placement}", nll) for placement in ("post_ln", "post_ln_init")]
     return {"init/post": larger, "post - init": differences(*losses)}
 
 
 def _fig3_charts(runs: Runs) -> list[Section]:
-    by_layer, against_depth = [], []
-    for placement in ("post_ln", "post_ln_init"):
-        if depths := by_depth(runs, placement):
-            deep = [layer_gradients(run) for run in depths[max(depths)]]
-            by_layer.append(band(placement, range(1, len(deep[0]) + 1), list(zip(*deep, strict=True))))
-            last = [[layer_gradients(run)[-1] for run in members] for members in depths.values()]
-            against_depth.append(band(placement, list(depths), last))
+    by_layer, against_depth = gradients(runs, ("post_ln", "post_ln_init"), max)
     trained = {label: members for label, members in runs.items() if label.startswith("trained: ")}
-    norm = "norm of the gradient"
-    return [
-        Chart("Gradient of the second feed-forward matrix by layer", "decoder layer", norm, by_layer, log_y=True),
-        Chart("Gradient of the last feed-forward matrix by depth", "layers of each stack", norm, against_depth),
-        Chart("Validation loss", "update", "nats a token", curves(trained, "valid_nll")),
-    ]
+    losses = Chart("Validation loss", "update", "nats a token", curves(trained, "valid_nll"))
+    return [replace(by_layer, log_y=True), against_depth, losses]
 
 
 FIG3 = Figure(
@@ -92,10 +83,6 @@ FIG3 = Figure(
     ),
     seeds=3,
 )
-
-
-def _nll(run: Run) -> float:
-    return run.last("valid_nll")
 
 
 def _fig4(scale: str, base: Config) -> Variants:

@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -180,29 +180,25 @@ def _row(judged: Judged) -> dict[str, Any]:
     }
 
 
-def overview(out: Path) -> Path:
-    """A page with the claims of all figures that lie in a folder."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))]
-    tables = [
-        Table(
-            f"{each['title']} ({each['figure']}.html, scale {each['scale']})",
-            ["", "claim", "measured", "wanted", "the paper"],
-            [[MARKS[c["verdict"]], c["claim"], c["measured"], c["wanted"], c["paper"]] for c in each["claims"]],
-        )
-        for each in found
-    ]
+def overview(out: Path, names: Iterable[str]) -> Path:
+    """A page with the claims of those figures that were made in a folder."""
+    paths = [path for name in names if (path := out / f"{name}.json").exists()]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    tables = [_claims(f"{f['title']} ({f['figure']}.html, scale {f['scale']})", f["claims"]) for f in found]
     counts = Counter(claim["verdict"] for each in found for claim in each["claims"])
-    words = [f"{sum(counts.values())} claims of {len(found)} figures: "]
-    words[0] += ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    page.write(
-        "What the papers claim, and what was measured", [Words("All figures", words), *tables], out / "index.html"
-    )
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    words = Words("All figures", [f"{counts.total()} claims of {len(found)} figures: {verdicts}"])
+    page.write("What the papers claim, and what was measured", [words, *tables], out / "index.html")
     return out / "index.html"
 
 
+def _claims(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+    columns = {"claim": "claim", "measured": "measured", "wanted": "wanted", "paper": "the paper"}
+    shown = [[MARKS[row["verdict"]], *(row[key] for key in columns)] for row in rows]
+    return Table(title, ["", *columns.values()], shown)
+
+
 def sections(figure: Figure, scale: str, source: str, runs: Runs, judged: Sequence[Judged]) -> list[Section]:
-    columns = ["", "claim", "measured", "wanted", "the paper"]
-    claims = [[MARKS[j.verdict], j.claim.text, j.measured, j.claim.wanted, j.claim.paper] for j in judged]
     table = [
         [run.label, run.seed, run.result["updates"], run.last("valid_nll"), run.last("valid_bleu"),
          "diverged" if run.result["diverged"] else "", run.result["seconds"]]
@@ -219,7 +215,7 @@ def sections(figure: Figure, scale: str, source: str, runs: Runs, judged: Sequen
                 "highest. Undecided: the interval lies on both sides of what is wanted.",
             ],
         ),
-        Table("Claims", columns, claims),
+        _claims("Claims", [_row(j) for j in judged]),
         *figure.charts(runs),
         Table("Runs", names, table, folded=True),
     ]
@@ -245,6 +241,10 @@ def curves(runs: Runs, key: str) -> list[Series]:
 def of(runs: Runs, label: str, read: Callable[[Run], float]) -> list[float]:
     """A number of each seed of a label; nothing where it was not run."""
     return [read(run) for run in runs.get(label, ())]
+
+
+def nll(run: Run) -> float:
+    return run.last("valid_nll")
 
 
 def differences(left: Sequence[float], right: Sequence[float]) -> list[float]:

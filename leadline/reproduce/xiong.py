@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
 from leadline.config import Config
 from leadline.report.page import Chart, Section, Series
-from leadline.reproduce.claims import Claim, Numbers
+from leadline.reproduce.claims import BIG, Claim, Numbers
 from leadline.reproduce.figure import (
     Figure,
     Run,
@@ -15,12 +18,12 @@ from leadline.reproduce.figure import (
     by_depth,
     curves,
     differences,
+    nll,
     of,
     reached,
     slope,
 )
 
-BIG = ("small", "paper")
 MATRIX = "watch/second_matrix/decoder."
 AFTER = "after warm-up: post_ln"
 
@@ -28,10 +31,6 @@ AFTER = "after warm-up: post_ln"
 def _rates(scale: str) -> tuple[float, float, tuple[int, int]]:
     """The lower and the higher rate of Adam, and the short and the long warm-up."""
     return (3e-3, 6e-3, (15, 40)) if scale == "tiny" else (5e-4, 1e-3, (500, 4000))
-
-
-def _nll(run: Run) -> float:
-    return run.last("valid_nll")
 
 
 def _post(base: Config, name: str, lr: float, warmup: int) -> Config:
@@ -52,7 +51,7 @@ def _fig2(scale: str, base: Config) -> Variants:
 
 def _fig2_numbers(runs: Runs) -> Numbers:
     def gap(left: str, right: str) -> list[float]:
-        return differences(of(runs, left, _nll), of(runs, right, _nll))
+        return differences(of(runs, left, nll), of(runs, right, nll))
 
     return {
         "none - long, higher": gap("adam, higher rate, no warm-up", "adam, higher rate, long warm-up"),
@@ -138,30 +137,34 @@ def _fig3_numbers(runs: Runs) -> Numbers:
     return numbers | {"after/before": [layer_gradients(run)[-1] / layer_gradients(run, 0)[-1] for run in after]}
 
 
-def _fig3_charts(runs: Runs) -> list[Section]:
+def gradients(runs: Runs, placements: Sequence[str], shown: Callable[[Iterable[int]], int]) -> tuple[Chart, Chart]:
+    """By layer, of the depth that `shown` picks; and of the last layer by depth."""
     by_layer, against_depth = [], []
-    for placement in ("post_ln", "pre_ln"):
-        depths = by_depth(runs, placement)
-        if not depths:
-            continue
-        shallow = [layer_gradients(run) for run in depths[min(depths)]]
-        by_layer.append(band(placement, range(1, len(shallow[0]) + 1), list(zip(*shallow, strict=True))))
-        last = [[layer_gradients(run)[-1] for run in members] for members in depths.values()]
-        against_depth.append(band(placement, list(depths), last))
-        power, name = (0, "constant") if placement == "post_ln" else (-0.5, "L^-½")
-        first = sum(last[0]) / len(last[0])
-        line = [first * (depth / min(depths)) ** power for depth in depths]
-        against_depth.append(Series(f"{placement}, theory: {name}", list(depths), line, style="dashes"))
-    if after := [layer_gradients(run) for run in runs.get(AFTER, ())]:
-        by_layer.append(band(AFTER, range(1, len(after[0]) + 1), list(zip(*after, strict=True))))
+    for placement in placements:
+        if depths := by_depth(runs, placement):
+            one = [layer_gradients(run) for run in depths[shown(depths)]]
+            by_layer.append(band(placement, range(1, len(one[0]) + 1), list(zip(*one, strict=True))))
+            last = [[layer_gradients(run)[-1] for run in members] for members in depths.values()]
+            against_depth.append(band(placement, list(depths), last))
+    title, norm = "Gradient of the {} feed-forward matrix by {}", "norm of the gradient"
+    return (
+        Chart(title.format("second", "layer"), "decoder layer", norm, by_layer),
+        Chart(title.format("last", "depth"), "layers of each stack", norm, against_depth),
+    )
+
+
+def _fig3_charts(runs: Runs) -> list[Section]:
+    by_layer, against_depth = gradients(runs, ("post_ln", "pre_ln"), min)
+    theory = []
+    for series in against_depth.series:
+        power, name = (0, "constant") if series.name == "post_ln" else (-0.5, "L^-½")
+        line = [(series.y[0] or 0) * (depth / series.x[0]) ** power for depth in series.x]
+        theory.append(Series(f"{series.name}, theory: {name}", series.x, line, style="dashes"))
+    after = [layer_gradients(run) for run in runs.get(AFTER, ())]
+    late = [band(AFTER, range(1, len(after[0]) + 1), list(zip(*after, strict=True)))] if after else []
     return [
-        Chart("Gradient of the second feed-forward matrix by layer", "decoder layer", "norm of the gradient", by_layer),
-        Chart(
-            "Gradient of the last feed-forward matrix by depth",
-            "layers of each stack",
-            "norm of the gradient",
-            against_depth,
-        ),
+        replace(by_layer, series=[*by_layer.series, *late]),
+        replace(against_depth, series=[*against_depth.series, *theory]),
     ]
 
 
@@ -204,10 +207,10 @@ def _fig4(scale: str, base: Config) -> Variants:
 def _fig4_numbers(runs: Runs) -> Numbers:
     pre, post = (runs.get(label, ()) for label in ("pre_ln, adam, no warm-up", "post_ln, adam, warm-up"))
     return {
-        "pre - post": differences([_nll(r) for r in pre], [_nll(r) for r in post]),
-        "share": [reached(a, _nll(b)) for a, b in zip(pre, post, strict=False)],
-        "radam pre - adam pre": differences(of(runs, "pre_ln, radam, no warm-up", _nll), [_nll(r) for r in pre]),
-        "radam post - adam post": differences(of(runs, "post_ln, radam, no warm-up", _nll), [_nll(r) for r in post]),
+        "pre - post": differences([nll(r) for r in pre], [nll(r) for r in post]),
+        "share": [reached(a, nll(b)) for a, b in zip(pre, post, strict=False)],
+        "radam pre - adam pre": differences(of(runs, "pre_ln, radam, no warm-up", nll), [nll(r) for r in pre]),
+        "radam post - adam post": differences(of(runs, "post_ln, radam, no warm-up", nll), [nll(r) for r in post]),
     }
 
 
@@ -252,9 +255,9 @@ FIG6 = Figure(
     paper="Xiong et al. 2020, Figure 6",
     variants=_fig6,
     numbers=lambda runs: {
-        "final": of(runs, "post_ln, small fixed rate", lambda run: run.curve("valid_nll")[1][0] - _nll(run)),
+        "final": of(runs, "post_ln, small fixed rate", lambda run: run.curve("valid_nll")[1][0] - nll(run)),
         "fixed - pre": differences(
-            of(runs, "post_ln, small fixed rate", _nll), of(runs, "pre_ln, adam, no warm-up", _nll)
+            of(runs, "post_ln, small fixed rate", nll), of(runs, "pre_ln, adam, no warm-up", nll)
         ),
     },
     charts=FIG2.charts,

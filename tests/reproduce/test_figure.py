@@ -159,7 +159,7 @@ def test_a_figure_ends_in_a_page_with_its_claims(tmp_path: Path) -> None:
     assert escape(figure.claims[0].text) in html
     assert "post_ln 2-2" in html
     assert list((tmp_path / "deepnet-fig5").glob("*.png"))
-    everything = overview(tmp_path).read_text()
+    everything = overview(tmp_path, FIGURES).read_text()
     assert escape(figure.title) in everything
     assert "2 claims of 1 figures: 2 not tested at this scale" in everything
 
