@@ -17,13 +17,16 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from leadline.errors import UserError
 from leadline.files import to_json
 from leadline.report import heat
 from leadline.report.figures import STYLES
 from leadline.report.heat import Heat
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LINES = ["-", "--", "-.", ":"]  # of the pictures
 
@@ -121,13 +124,14 @@ def write(title: str, sections: Sequence[Section], html: Path, figures: Path | N
             figures.mkdir(parents=True, exist_ok=True)
             for number, chart in enumerate((s for s in sections if isinstance(s, Chart | Heat)), 1):
                 name = re.sub("[^a-z0-9]+", "-", chart.title.lower()).strip("-")[:60]
-                table, picture = (figures / f"{number:02d}-{name}.{kind}" for kind in ("csv", "png"))
+                table, image = (figures / f"{number:02d}-{name}.{kind}" for kind in ("csv", "png"))
                 if isinstance(chart, Heat):
                     heat.write_csv(chart, table)
-                    heat.write_picture(chart, picture)
+                    heat.write_picture(chart, image)
                 else:
                     _write_table(chart, table)
-                    _write_picture(chart, picture)
+                    with warnings.catch_warnings(action="ignore"):  # a character the font lacks is a box, and no more
+                        picture(chart).savefig(image, dpi=130)
     except OSError as error:
         raise UserError(f"the report cannot be written to {error.filename or html}: {error.strerror}") from None
 
@@ -235,7 +239,7 @@ def _write_table(chart: Chart, path: Path) -> None:
                 writer.writerow([s.group or s.name, s.name, *row])
 
 
-def _write_picture(chart: Chart, path: Path) -> None:
+def picture(chart: Chart) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -249,9 +253,9 @@ def _write_picture(chart: Chart, path: Path) -> None:
         colour, _ = STYLES[index % len(STYLES)]
         dash = LINES[(index + index // len(STYLES)) % len(LINES)]  # the second time round, colours have other dashes
         look: dict[str, Any] = {"color": colour, "linestyle": dash, "linewidth": 1.5}
-        legend.setdefault(name, Line2D([], [], **look))
         if s.style == "dashes":
             look["linestyle"] = (0, (2, 2))
+        legend.setdefault(name, Line2D([], [], **look))
         if s.style == "points" or len(s.x) == 1:
             look |= {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": "white", "zorder": 3}
         axes.plot(s.x, _floats(s.y), **look)
@@ -264,9 +268,10 @@ def _write_picture(chart: Chart, path: Path) -> None:
         axes.set_yscale("log", nonpositive="mask")
     axes.grid(alpha=0.3)
     names = [_plain(name) for name in legend]
-    figure.legend(legend.values(), names, loc="outside lower center", ncols=min(len(names), 4) or 1, fontsize=9)
-    with warnings.catch_warnings(action="ignore"):  # a character the font lacks is a box in the picture, and no more
-        figure.savefig(path, dpi=130)
+    across = 105 // (8 + max(map(len, names), default=0))  # as many as are as wide as the picture
+    columns = max(1, min(len(names), 4, across))
+    figure.legend(legend.values(), names, loc="outside lower center", ncols=columns, fontsize=9)
+    return figure
 
 
 def _plain(text: str) -> str:

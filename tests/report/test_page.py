@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from leadline.errors import UserError
-from leadline.report.page import Chart, Series, Table, Words, render, write
+from leadline.report.page import Chart, Series, Table, Words, picture, render, write
 
 EVIL = '</script><script>alert(1)</script> & "\u2028<b>'
 
@@ -127,6 +127,17 @@ def test_any_name_can_be_in_a_picture(tmp_path: Path, name: str) -> None:
     with warnings.catch_warnings(action="error"):
         write("Report", [chart(title=name, series=series, log_x=True, log_y=True)], tmp_path / "a.html", tmp_path)
     assert len(list(tmp_path.glob("*.png"))) == 1
+
+
+@pytest.mark.parametrize("name", ["a", "post_ln, adam, no warm-up, {}", "a name of some length, as of a long path {}"])
+@pytest.mark.parametrize("count", [1, 4, 12])
+def test_the_legend_is_inside_the_picture(name: str, count: int) -> None:
+    figure = picture(chart(series=[Series(name.format(i), [0, 1], [0.0, 1.0]) for i in range(count)]))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert min(box.x0, box.y0) >= 0
+    assert box.x1 <= figure.bbox.x1
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
