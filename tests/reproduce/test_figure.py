@@ -70,6 +70,11 @@ def test_figure_2_reads_the_gap_that_warmup_closes() -> None:
     broken = {"adam, higher rate, no warm-up": [run("", [7.0], diverged="nan")]}
     fine = {"adam, higher rate, long warm-up": [run("", [3.0])]}
     assert xiong.FIG2.numbers(broken | fine)["none - long, higher"] == [math.inf]
+    both = {"adam, higher rate, no warm-up": [run("", [7.0])], "sgd, higher rate, no warm-up": [run("", [8.0])]}
+    charts = xiong.FIG2.charts(both)  # loss and BLEU of Adam, then of SGD
+    assert [[s.name for s in chart.series] for chart in charts if isinstance(chart, Chart)] == [
+        [label] for label in both for _ in range(2)
+    ]
 
 
 def test_figure_4_reads_how_much_sooner() -> None:
@@ -115,6 +120,26 @@ def test_deepnet_figure_3_reads_larger_gradients_and_a_lower_loss() -> None:
     assert numbers == {"init/post": [3.0], "post - init": [4.0]}
 
 
+def test_deepnet_figure_5_reads_growth_with_depth_for_each_optimizer() -> None:
+    changes = {"post_ln/adam": (1.0, 4.0), "deepnorm/adam": (0.5, 1.0), "post_ln/sgd": (1.0, 2.0),
+               "deepnorm/sgd": (0.1, 0.1)}  # fmt: skip
+    runs = {
+        f"{kind} {depth}-{depth}": [run("", [], **{"watch/change": value})]
+        for kind, values in changes.items()
+        for depth, value in zip((2, 4), values, strict=True)
+    }
+    numbers = deepnet.FIG5.numbers(runs)
+    assert {key: values[0] for key, values in numbers.items()} == pytest.approx(
+        {"post_ln/adam slope": 2, "deepnorm/adam slope": 1, "post_ln/sgd slope": 1, "deepnorm/sgd slope": 0,
+         "post_ln - deepnorm": 1, "post_ln/deepnorm": 4}
+    )  # fmt: skip
+    adam, sgd = deepnet.FIG5.charts(runs)
+    assert isinstance(adam, Chart)
+    assert isinstance(sgd, Chart)
+    assert [list(series.y) for series in adam.series] == [[1.0, 4.0], [0.5, 1.0]]
+    assert [list(series.y) for series in sgd.series] == [[1.0, 2.0], [0.1, 0.1]]
+
+
 def test_the_largest_stable_rate_is_one_as_good_as_the_best() -> None:
     losses = {"a": {0.1: 9.0, 0.2: 2.0, 0.4: 2.2, 0.8: 2.5}, "b": {0.1: math.inf, 0.2: math.inf}, "c": {0.1: 8.9}}
     assert sensitivity.largest(losses) == {"a": 0.4, "b": 0.025, "c": 0.025}  # c has learnt nothing
@@ -151,17 +176,17 @@ def test_a_figure_ends_in_a_page_with_its_claims(tmp_path: Path) -> None:
     variants = dict(list(figure.variants("tiny", base).items())[:1])
     small = type(figure)(**{**vars(figure), "variants": lambda scale, base: variants})
     judged = reproduce("deepnet-fig5", small, "tiny", base, 1, 2, tmp_path)
-    assert [j.verdict for j in judged] == ["not tested at this scale"] * 2  # DeepNorm was left out
+    assert [j.verdict for j in judged] == ["not tested at this scale"] * 4  # all but one run were left out
     facts = json.loads((tmp_path / "deepnet-fig5.json").read_text())
     assert [claim["claim"] for claim in facts["claims"]] == [claim.text for claim in figure.claims]
     html = (tmp_path / "deepnet-fig5.html").read_text()
     assert escape(figure.title) in html
     assert escape(figure.claims[0].text) in html
-    assert "post_ln 2-2" in html
+    assert "post_ln/adam 2-2" in html
     assert list((tmp_path / "deepnet-fig5").glob("*.png"))
     everything = overview(tmp_path, FIGURES).read_text()
     assert escape(figure.title) in everything
-    assert "2 claims of 1 figures: 2 not tested at this scale" in everything
+    assert "4 claims of 1 figures: 4 not tested at this scale" in everything
 
 
 @pytest.mark.slow
