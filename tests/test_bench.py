@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -137,3 +138,13 @@ def test_depth_measures_what_layers_cost(encoder: int, decoder: int) -> None:
     assert row["layers"] == f"{encoder}-{decoder}"
     assert row["parameters"] > 300 * 16
     assert min(row["build_seconds"], row["step_seconds"], row["save_seconds"]) > 0
+
+
+def test_letters_of_the_depth_benchmark_come_equally_often_and_follow_each_other(tmp_path: Path) -> None:
+    depth.write_alphabets(tmp_path)
+    lines = (tmp_path / "train.en").read_text().splitlines()
+    letters = [line.split() for line in lines]
+    assert {letter: sum(line.count(letter) for line in letters) for letter in "ahp"} == dict.fromkeys("ahp", len(lines))
+    following = {(a, b) for line in letters for a, b in pairwise(line)}
+    assert len(following) == 16  # each letter has one that follows
+    assert (tmp_path / "valid.de").read_text() == (tmp_path / "valid.en").read_text()
