@@ -10,12 +10,15 @@ from leadline.recipes.bert import bert_base_post_ln, bert_base_pre_ln, bert_smal
 from leadline.recipes.glue import mrpc, rte, same_meaning
 from leadline.recipes.iwslt14 import iwslt14_deepnorm, iwslt14_post_ln, iwslt14_pre_ln
 from leadline.recipes.numerals import numerals
+from leadline.recipes.wmt14 import wmt14_post_ln, wmt14_pre_ln
 
 RECIPES: dict[str, Callable[[], Config]] = {
     "numerals": numerals,
     "iwslt14_pre_ln": iwslt14_pre_ln,
     "iwslt14_post_ln": iwslt14_post_ln,
     "iwslt14_deepnorm": iwslt14_deepnorm,
+    "wmt14_pre_ln": wmt14_pre_ln,
+    "wmt14_post_ln": wmt14_post_ln,
     "bert_base_pre_ln": bert_base_pre_ln,
     "bert_base_post_ln": bert_base_post_ln,
     "bert_small_pre_ln": bert_small_pre_ln,
@@ -46,4 +49,6 @@ __all__ = [
     "numerals",
     "rte",
     "same_meaning",
+    "wmt14_post_ln",
+    "wmt14_pre_ln",
 ]

@@ -11,6 +11,7 @@ FIGURES: dict[str, Figure] = {
     "xiong-fig2": xiong.FIG2,
     "xiong-fig3": xiong.FIG3,
     "xiong-fig4": xiong.FIG4,
+    "xiong-fig4-wmt": xiong.FIG4_WMT,
     "xiong-fig5": bert.FIG5,
     "xiong-fig6": xiong.FIG6,
     "deepnet-fig3": deepnet.FIG3,

@@ -85,6 +85,16 @@ def test_figure_4_reads_how_much_sooner() -> None:
     assert numbers["share"] == [0.5]  # after 20 of 40 updates
 
 
+def test_figure_4_of_wmt_compares_at_the_same_rate() -> None:
+    runs = {
+        "pre_ln, lower rate, no warm-up": [run("", [4.0, 3.0])],
+        "post_ln, lower rate, warm-up": [run("", [5.0, 3.5])],
+        "pre_ln, higher rate, no warm-up": [run("", [4.0, 2.0])],
+        "post_ln, higher rate, warm-up": [run("", [5.0, 4.0])],
+    }
+    assert xiong.FIG4_WMT.numbers(runs) == {"pre - post": [-0.5, -2.0], "share": [1.0, 0.5]}
+
+
 def test_figure_3_reads_gradients_by_layer_and_by_depth() -> None:
     def gradients(*values: float) -> dict[str, float]:
         return {f"{xiong.MATRIX}{layer}": value for layer, value in enumerate(values, 1)}
