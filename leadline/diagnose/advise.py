@@ -77,7 +77,7 @@ def advise(
         rate = SAFE * highest * gain
         constants = _constants(layers, arch) if placement == "deepnorm" else {}
         found.append(Advice(placement, rate, warmup, highest * gain, change * SAFE, constants, beyond))
-    # Beyond the table only DeepNorm comes with a bound that holds at any depth (DeepNet, Theorems 4.2 and 4.3).
+    # Beyond the table only DeepNorm comes with a bound at any depth (DeepNet, Theorems 4.2 and 4.3), of its matrices.
     return sorted(found, key=lambda a: (a.placement != "deepnorm") if depth > deepest else -a.rate)
 
 
