@@ -1,8 +1,8 @@
 """DeepNorm: x <- LN(α·x + f(x)), with v, out and both FFN matrices initialised β times smaller.
 
 Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers" (arXiv 2203.00555), Figure 2. α and β depend
-on N encoder and M decoder layers so that the model's update stays bounded at any depth. q and k keep gain 1,
-and biases are not scaled.
+on N encoder and M decoder layers so that the model's update stays bounded at any depth, as far as matrices and steps of
+SGD go (docs/theory.md: with Adam the rate must fall with depth). q and k keep gain 1, and biases are not scaled.
 """
 
 from __future__ import annotations
