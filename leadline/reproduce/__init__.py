@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from leadline.reproduce import bert, deepnet, sensitivity, xiong
+from leadline.reproduce import bert, deepnet, gradients, sensitivity, xiong
 from leadline.reproduce.figure import Figure
 
 SCALES = ("tiny", "small", "paper")
 
 FIGURES: dict[str, Figure] = {
     "xiong-fig2": xiong.FIG2,
-    "xiong-fig3": xiong.FIG3,
+    "xiong-fig3": gradients.FIG3,
     "xiong-fig4": xiong.FIG4,
     "xiong-fig4-wmt": xiong.FIG4_WMT,
     "xiong-fig5": bert.FIG5,

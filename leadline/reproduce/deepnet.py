@@ -23,7 +23,7 @@ from leadline.reproduce.figure import (
     of,
     slope,
 )
-from leadline.reproduce.xiong import gradients, layer_gradients
+from leadline.reproduce.gradients import gradients, layer_gradients
 
 # Set after a look: figure 5's bound on the difference of slopes (at the tiny scale), its step of SGD and its last claim
 # (at the small scale), and figure 4's rates (likewise). All other bounds were set before any.

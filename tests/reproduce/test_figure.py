@@ -13,7 +13,7 @@ import pytest
 from leadline.jobs import Job, finished
 from leadline.report.heat import Heat
 from leadline.report.page import Chart
-from leadline.reproduce import FIGURES, SCALES, bert, deepnet, sensitivity, xiong
+from leadline.reproduce import FIGURES, SCALES, bert, deepnet, gradients, sensitivity, xiong
 from leadline.reproduce.figure import (
     Figure,
     Run,
@@ -96,16 +96,16 @@ def test_figure_4_of_wmt_compares_at_the_same_rate() -> None:
 
 
 def test_figure_3_reads_gradients_by_layer_and_by_depth() -> None:
-    def gradients(*values: float) -> dict[str, float]:
-        return {f"{xiong.MATRIX}{layer}": value for layer, value in enumerate(values, 1)}
+    def grown(*values: float) -> dict[str, float]:
+        return {f"{gradients.MATRIX}{layer}": value for layer, value in enumerate(values, 1)}
 
-    deep = {depth: gradients(*[1.0] * (depth - 1), 4.0 / depth) for depth in (2, 8)}
+    deep = {depth: grown(*[1.0] * (depth - 1), 4.0 / depth) for depth in (2, 8)}
     runs = {f"pre_ln {depth}-{depth}": [run("", [5.0], **rows)] for depth, rows in deep.items()}
-    numbers = xiong.FIG3.numbers(runs)
+    numbers = gradients.FIG3.numbers(runs)
     assert numbers["pre_ln slope"] == [pytest.approx(-1)]
     assert numbers["pre_ln last/first"] == [2.0]
     assert "post_ln slope" not in numbers
-    by_layer, by_depth = xiong.FIG3.charts(runs)
+    by_layer, by_depth = gradients.FIG3.charts(runs)
     assert isinstance(by_depth, Chart)
     theory = by_depth.series[1]
     assert list(theory.y) == [2.0, 1.0]  # falls as 1/√depth from the first point
@@ -114,15 +114,15 @@ def test_figure_3_reads_gradients_by_layer_and_by_depth() -> None:
 
 
 def test_figure_3_reads_what_warmup_does_to_the_last_gradient() -> None:
-    rows = [{"update": 1, f"{xiong.MATRIX}1": 1.0, f"{xiong.MATRIX}2": 4.0}, {"update": 2, "loss": 5.0},
-            {"update": 9, f"{xiong.MATRIX}1": 1.0, f"{xiong.MATRIX}2": 2.0}]  # fmt: skip
-    warm = Run(xiong.AFTER, 1, {"diverged": "", "updates": 9, "seconds": 1.0}, rows)
-    assert xiong.FIG3.numbers({xiong.AFTER: [warm]})["after/before"] == [0.5]
+    rows = [{"update": 1, f"{gradients.MATRIX}1": 1.0, f"{gradients.MATRIX}2": 4.0}, {"update": 2, "loss": 5.0},
+            {"update": 9, f"{gradients.MATRIX}1": 1.0, f"{gradients.MATRIX}2": 2.0}]  # fmt: skip
+    warm = Run(gradients.AFTER, 1, {"diverged": "", "updates": 9, "seconds": 1.0}, rows)
+    assert gradients.FIG3.numbers({gradients.AFTER: [warm]})["after/before"] == [0.5]
 
 
 def test_deepnet_figure_3_reads_larger_gradients_and_a_lower_loss() -> None:
     def with_last(value: float) -> list[Run]:
-        return [run("", [], **{f"{xiong.MATRIX}1": 1.0, f"{xiong.MATRIX}2": value})]
+        return [run("", [], **{f"{gradients.MATRIX}1": 1.0, f"{gradients.MATRIX}2": value})]
 
     runs = {"post_ln 2-2": with_last(2.0), "post_ln_init 2-2": with_last(6.0), "post_ln 4-4": with_last(1.0),
             "trained: post_ln": [run("", [7.0])], "trained: post_ln_init": [run("", [3.0])]}  # fmt: skip
