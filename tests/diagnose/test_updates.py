@@ -71,11 +71,11 @@ def growth(placement: str, depths: list[int], seeds: int) -> dict[tuple[str, str
 
 
 def test_deepnorm_bounds_what_its_matrices_do_in_a_step_of_sgd_and_nothing_else() -> None:
-    found = growth("deepnorm", [6, 12, 24], 2)
+    found = growth("deepnorm", [6, 24], 2)
     for optimizer, predicted in PREDICTED.items():
         assert {kind: found[optimizer, kind] for kind in predicted} == pytest.approx(predicted, abs=0.15)
 
 
 def test_with_post_ln_the_matrices_move_the_output_more_in_deeper_models() -> None:
-    found = growth("post_ln", [6, 12, 24], 2)
+    found = growth("post_ln", [6, 24], 1)
     assert min(found["sgd", "matrices"], found["adam", "matrices"]) > 0.5
