@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from leadline.kernels.fused.runtime import Runtime
 from leadline.kernels.fused.stream import Branch, Stream
 from leadline.placement import PLACEMENTS, Site
+from leadline.placement.dlcl import Below
 
 TOKENS, DIM = 5, 16
 
@@ -33,7 +34,11 @@ class Layer(nn.Module):
     def opened(self, x: Tensor) -> Any:
         """What stands at the foot of this layer."""
         name = type(self.connections[0]).__name__
-        return {"DLCL": (*self.below[:3], x), "ResiDual": (x, x + self.below[0])}.get(name, x)
+        if name == "DLCL":
+            below = Below(5, x)
+            below.values[:3] = self.below[:3]
+            return x, below
+        return (x, x + self.below[0]) if name == "ResiDual" else x
 
     def plain(self, x: Tensor) -> Tensor:
         stream = self.opened(x)
