@@ -11,7 +11,7 @@ from leadline.finetune import Setting, classifier, fitted, tuned
 from leadline.jobs.interval import mean_and_interval
 from leadline.report.page import Chart, Section, Series, Words
 from leadline.reproduce.claims import BIG, Claim, Numbers
-from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, curves, differences, nll, of, reached
+from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, curves, gaps, shares
 
 PRE, POST, BARE = "pre_ln, no warm-up", "post_ln, a third of the rate, warm-up", "post_ln, no warm-up"
 # MRPC and RTE are looked for in data/mrpc and data/rte; a task that is not there is left out.
@@ -77,18 +77,12 @@ def _accuracy(run: Run) -> float:
 
 
 def _fig5_numbers(runs: Runs) -> Numbers:
-    post, bare = (of(runs, label, nll) for label in (POST, BARE))
-    pairs = zip(runs.get(PRE, ()), post, strict=False)
-    found = {
-        "bare - post": differences(bare, post),
-        "share": [reached(run, loss) for run, loss in pairs],
-    }
+    found = {"bare - post": gaps(runs, BARE, POST), "share": shares(runs, PRE, POST)}
     for task in ("mrpc", "rte"):
         ahead: list[float] = []
-        for label, members in runs.items():
+        for label in runs:
             if label.startswith(f"{task} after ") and label.endswith(PRE):
-                other = of(runs, label.replace(PRE, POST), _accuracy)
-                ahead += differences([100 * _accuracy(run) for run in members], [100 * value for value in other])
+                ahead += [100 * gap for gap in gaps(runs, label, label.replace(PRE, POST), _accuracy)]
         found[f"{task}: pre - post"] = ahead
     return found
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from leadline.jobs.interval import mean_and_interval
 
-Verdict = Literal["holds", "does not hold", "undecided", "not tested at this scale"]
+Verdict = Literal["holds", "does not hold", "undecided", "not tested at this scale", "not measured"]
 BIG = ("small", "paper")  # scales that can tell what a few minutes on a CPU cannot
 ENOUGH = 3  # runs for an interval that says something
 Numbers = Mapping[str, Sequence[float]]  # by name, one a seed
@@ -52,8 +52,10 @@ class Judged:
 def judge(claim: Claim, scale: str, numbers: Numbers) -> Judged:
     """The mean decides; of three runs or more, unless its 95 % confidence interval lies on both sides of a bound."""
     values = tuple(value for value in numbers.get(claim.number, ()) if not math.isnan(value))
-    if not values or scale not in claim.scales:
+    if scale not in claim.scales:
         return Judged(claim, "not tested at this scale", values)
+    if not values:
+        return Judged(claim, "not measured", values)
     mean, half = mean_and_interval(values)
     on_both_sides = any(mean - half < bound < mean + half for bound in (claim.at_least, claim.at_most))
     if len(values) >= ENOUGH and on_both_sides:

@@ -9,20 +9,7 @@ from leadline.config import Config
 from leadline.report.page import Chart, Section
 from leadline.reproduce import depth as depth_ladder
 from leadline.reproduce.claims import BIG, Claim, Numbers
-from leadline.reproduce.figure import (
-    Figure,
-    Run,
-    Runs,
-    Variant,
-    Variants,
-    band,
-    by_depth,
-    curves,
-    differences,
-    nll,
-    of,
-    slope,
-)
+from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, band, by_depth, curves, gaps, pairs, slope
 from leadline.reproduce.gradients import gradients, layer_gradients
 
 # Set after a look: figure 5's bound on the difference of slopes (at the tiny scale), its step of SGD and its last claim
@@ -55,10 +42,9 @@ def _fig3_numbers(runs: Runs) -> Numbers:
         layer_gradients(b)[-1] / layer_gradients(a)[-1]
         for depth in post
         if depth in init
-        for a, b in zip(post[depth], init[depth], strict=False)
+        for a, b in pairs(post[depth], init[depth])
     ]
-    losses = [of(runs, f"trained: {placement}", nll) for placement in ("post_ln", "post_ln_init")]
-    return {"init/post": larger, "post - init": differences(*losses)}
+    return {"init/post": larger, "post - init": gaps(runs, "trained: post_ln", "trained: post_ln_init")}
 
 
 def _fig3_charts(runs: Runs) -> list[Section]:
@@ -113,8 +99,7 @@ def _drift(run: Run) -> float:
 
 def _fig4_numbers(runs: Runs) -> Numbers:
     def ratio(left: str, right: str, read: Callable[[Run], float]) -> list[float]:
-        pairs = zip(runs.get(left, ()), runs.get(right, ()), strict=False)
-        return [read(a) / read(b) for a, b in pairs]
+        return [read(a) / read(b) for a, b in pairs(runs.get(left, ()), runs.get(right, ()))]
 
     def first(run: Run) -> float:
         return run.curve("watch/change")[1][0]
@@ -180,18 +165,20 @@ def _change(run: Run) -> float:
 
 
 def _fig5_numbers(runs: Runs) -> Numbers:
-    numbers: dict[str, list[float]] = {}
-    deepest: dict[str, list[float]] = {}
+    depths = sorted({depth for kind in FIG5_KINDS for depth in by_depth(runs, kind)})
+    slopes: dict[str, dict[int, float]] = {}  # of the seeds that have every depth
     for kind in FIG5_KINDS:
-        depths = by_depth(runs, kind)
-        seeds = min((len(members) for members in depths.values()), default=0)
-        if len(depths) > 1:
-            values = [[_change(members[seed]) for members in depths.values()] for seed in range(seeds)]
-            numbers[f"{kind} slope"] = [slope(list(depths), each) for each in values]
-            deepest[kind] = [each[-1] for each in values]
-    pairs = zip(deepest.get("post_ln/adam", []), deepest.get("deepnorm/adam", []), strict=False)
-    steeper = differences(numbers.get("post_ln/adam slope", []), numbers.get("deepnorm/adam slope", []))
-    return numbers | {"post_ln - deepnorm": steeper, "post_ln/deepnorm": [post / deep for post, deep in pairs]}
+        changes: dict[int, list[float]] = {}
+        for depth in depths:
+            for run in runs.get(f"{kind} {depth}-{depth}", ()):
+                changes.setdefault(run.seed, []).append(_change(run))
+        slopes[kind] = {seed: slope(depths, each) for seed, each in changes.items() if len(each) == len(depths) > 1}
+    post, deep = slopes["post_ln/adam"], slopes["deepnorm/adam"]
+    deepest = (runs.get(f"{kind} {depths[-1]}-{depths[-1]}", ()) for kind in ("post_ln/adam", "deepnorm/adam"))
+    return {f"{kind} slope": list(each.values()) for kind, each in slopes.items()} | {
+        "post_ln - deepnorm": [post[seed] - deep[seed] for seed in post if seed in deep],
+        "post_ln/deepnorm": [_change(a) / _change(b) for a, b in pairs(*deepest)] if depths else [],
+    }
 
 
 def _fig5_charts(runs: Runs) -> list[Section]:

@@ -20,7 +20,7 @@ from leadline.data.store import Progress, Store, prepare
 from leadline.files import write_json
 from leadline.jobs import Execute, Job, OnEvent, execute, finished, read_rows
 from leadline.report import page
-from leadline.report.page import Section, Series, Table, Words
+from leadline.report.page import Chart, Section, Series, Table, Words
 from leadline.reproduce.claims import Claim, Judged, Numbers, Verdict, judge
 
 MARKS: dict[Verdict, str] = {
@@ -28,6 +28,7 @@ MARKS: dict[Verdict, str] = {
     "does not hold": "✗ does not hold",
     "undecided": "? undecided",
     "not tested at this scale": "– not tested at this scale",
+    "not measured": "– not measured",
 }
 
 
@@ -54,9 +55,9 @@ class Run:
     result: dict[str, Any]
     rows: list[dict[str, Any]]  # of metrics.jsonl
 
-    def curve(self, key: str) -> tuple[list[float], list[float]]:
+    def curve(self, key: str, by: str = "update") -> tuple[list[float], list[float]]:
         found = [row for row in self.rows if row.get(key) is not None]
-        return [row["update"] for row in found], [row[key] for row in found]
+        return [row[by] for row in found], [row[key] for row in found]
 
     def last(self, key: str) -> float:
         """NaN where it was never measured; a loss that diverged is infinite."""
@@ -162,9 +163,10 @@ def reproduce(
         facts |= {"claims": [_row(j) for j in judged]}
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / f"{name}.json", facts)
-        page.write(
-            figure.title, sections(figure, scale, base.data.source, runs, judged), out / f"{name}.html", out / name
-        )
+        done = sections(figure, scale, base.data.source, runs, len(planned), judged)
+        for picture in (out / name).glob("[0-9][0-9]-*"):  # of charts that may be gone, or have another title now
+            picture.unlink()
+        page.write(figure.title, done, out / f"{name}.html", out / name)
     return judged
 
 
@@ -198,7 +200,10 @@ def _claims(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     return Table(title, ["", *columns.values()], shown)
 
 
-def sections(figure: Figure, scale: str, source: str, runs: Runs, judged: Sequence[Judged]) -> list[Section]:
+def sections(
+    figure: Figure, scale: str, source: str, runs: Runs, wanted: int, judged: Sequence[Judged]
+) -> list[Section]:
+    """Of `wanted` runs those that are there."""
     table = [
         [run.label, run.seed, run.result["updates"], run.last("valid_nll"), run.last("valid_bleu"),
          "diverged" if run.result["diverged"] else "", run.result["seconds"]]
@@ -206,28 +211,30 @@ def sections(figure: Figure, scale: str, source: str, runs: Runs, judged: Sequen
     ]  # fmt: skip
     names = ["run", "seed", "updates", "valid loss (nats a token)", "BLEU", "", "seconds"]
     count = sum(map(len, runs.values()))
+    all_or_some = f"{count} in all" if count == wanted else f"of {wanted} runs only {count} are finished"
+    charts = [section for section in figure.charts(runs) if not isinstance(section, Chart) or section.series]
     return [
         Words(
             "What this is",
             [
-                f"{figure.paper}, at scale “{scale}”: {len(runs)} kinds of runs, {count} in all. Data: {source}.",
+                f"{figure.paper}, at scale “{scale}”: {len(runs)} kinds of runs, {all_or_some}. Data: {source}.",
                 "Measured: the mean over runs, from three on with its 95 % confidence interval, and the lowest and "
                 "highest. Undecided: the interval lies on both sides of what is wanted.",
             ],
         ),
         _claims("Claims", [_row(j) for j in judged]),
-        *figure.charts(runs),
+        *charts,
         Table("Runs", names, table, folded=True),
     ]
 
 
-def curves(runs: Runs, key: str) -> list[Series]:
+def curves(runs: Runs, key: str, by: str = "update") -> list[Series]:
     """A line a label: the mean over its seeds, in a band from the lowest to the highest."""
     found = []
     for label, members in runs.items():
         points: dict[float, list[float]] = {}
         for run in members:
-            for x, y in zip(*run.curve(key), strict=True):
+            for x, y in zip(*run.curve(key, by), strict=True):
                 points.setdefault(x, []).append(y)
         if points:
             xs = sorted(points)
@@ -247,15 +254,26 @@ def nll(run: Run) -> float:
     return run.last("valid_nll")
 
 
-def differences(left: Sequence[float], right: Sequence[float]) -> list[float]:
-    """Of seeds that both have; where both are infinite there is none."""
-    return [a - b for a, b in zip(left, right, strict=False) if not (math.isinf(a) and math.isinf(b))]
+def pairs(left: Sequence[Run], right: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Those with the same seed."""
+    others = {run.seed: run for run in right}
+    return [(run, others[run.seed]) for run in left if run.seed in others]
+
+
+def gaps(runs: Runs, left: str, right: str, read: Callable[[Run], float] = nll) -> list[float]:
+    """How much more the first label has than the second, seed by seed; where both are infinite that is not a number."""
+    return [read(a) - read(b) for a, b in pairs(runs.get(left, ()), runs.get(right, ()))]
 
 
 def reached(run: Run, loss: float) -> float:
     """The share of the updates after which the validation loss is at most `loss`; infinite if never."""
     updates, losses = run.curve("valid_nll")
     return next((u / updates[-1] for u, value in zip(updates, losses, strict=True) if value <= loss), math.inf)
+
+
+def shares(runs: Runs, fast: str, slow: str) -> list[float]:
+    """After how much of its updates the first label has the second's final loss, seed by seed."""
+    return [reached(a, nll(b)) for a, b in pairs(runs.get(fast, ()), runs.get(slow, ()))]
 
 
 def by_depth(runs: Runs, placement: str) -> dict[int, Sequence[Run]]:

@@ -6,18 +6,7 @@ from leadline import recipes
 from leadline.config import Config
 from leadline.report.page import Chart, Section
 from leadline.reproduce.claims import BIG, Claim, Numbers
-from leadline.reproduce.figure import (
-    Figure,
-    Runs,
-    Variant,
-    Variants,
-    curves,
-    differences,
-    nll,
-    of,
-    reached,
-    translation,
-)
+from leadline.reproduce.figure import Figure, Runs, Variant, Variants, curves, gaps, nll, of, shares, translation
 
 
 def rates_and_warmups(scale: str) -> tuple[float, float, tuple[int, int]]:
@@ -42,21 +31,21 @@ def _fig2(scale: str, base: Config) -> Variants:
 
 
 def _fig2_numbers(runs: Runs) -> Numbers:
-    def gap(left: str, right: str) -> list[float]:
-        return differences(of(runs, left, nll), of(runs, right, nll))
-
     return {
-        "none - long, higher": gap("adam, higher rate, no warm-up", "adam, higher rate, long warm-up"),
-        "none - long, lower": gap("adam, lower rate, no warm-up", "adam, lower rate, long warm-up"),
-        "short: higher - lower": gap("adam, higher rate, short warm-up", "adam, lower rate, short warm-up"),
-        "sgd none - adam long": gap("sgd, higher rate, no warm-up", "adam, higher rate, long warm-up"),
+        "none - long, higher": gaps(runs, "adam, higher rate, no warm-up", "adam, higher rate, long warm-up"),
+        "none - long, lower": gaps(runs, "adam, lower rate, no warm-up", "adam, lower rate, long warm-up"),
+        "short: higher - lower": gaps(runs, "adam, higher rate, short warm-up", "adam, lower rate, short warm-up"),
+        "sgd none - adam long": gaps(runs, "sgd, higher rate, no warm-up", "adam, higher rate, long warm-up"),
     }
 
 
 def losses_and_bleu(runs: Runs, what: str = "") -> list[Section]:
+    """By epoch, as in the paper, where each evaluation is at the end of one."""
+    epochs = [run.curve("valid_nll", "epoch")[0] for members in runs.values() for run in members]
+    by = "epoch" if all(len(set(each)) == len(each) for each in epochs) else "update"
     return [
-        Chart(f"Validation loss{what}", "update", "nats a token", curves(runs, "valid_nll")),
-        Chart(f"BLEU{what}", "update", "BLEU", curves(runs, "valid_bleu")),
+        Chart(f"Validation loss{what}", by, "nats a token", curves(runs, "valid_nll", by)),
+        Chart(f"BLEU{what}", by, "BLEU", curves(runs, "valid_bleu", by)),
     ]
 
 
@@ -121,15 +110,13 @@ def _fig4(scale: str, base: Config) -> Variants:
 
 
 def _fig4_numbers(runs: Runs) -> Numbers:
-    pre, post = (runs.get(label, ()) for label in ("pre_ln, adam, no warm-up", "post_ln, adam, warm-up"))
+    pre, post = "pre_ln, adam, no warm-up", "post_ln, adam, warm-up"
     return {
-        "pre - post": differences([nll(r) for r in pre], [nll(r) for r in post]),
-        "share": [reached(a, nll(b)) for a, b in zip(pre, post, strict=False)],
-        "radam pre - adam pre": differences(of(runs, "pre_ln, radam, no warm-up", nll), [nll(r) for r in pre]),
-        "radam post - adam post": differences(of(runs, "post_ln, radam, no warm-up", nll), [nll(r) for r in post]),
-        "radam 0.999 post - adam post": differences(
-            of(runs, "post_ln, radam (β2 0.999), no warm-up", nll), [nll(r) for r in post]
-        ),
+        "pre - post": gaps(runs, pre, post),
+        "share": shares(runs, pre, post),
+        "radam pre - adam pre": gaps(runs, "pre_ln, radam, no warm-up", pre),
+        "radam post - adam post": gaps(runs, "post_ln, radam, no warm-up", post),
+        "radam 0.999 post - adam post": gaps(runs, "post_ln, radam (β2 0.999), no warm-up", post),
     }
 
 
@@ -190,14 +177,11 @@ def _fig4_wmt(scale: str, base: Config) -> Variants:
 
 
 def _fig4_wmt_numbers(runs: Runs) -> Numbers:
-    gaps, shares = list[float](), list[float]()
-    for what in ("lower", "higher"):
-        pre, post = (
-            runs.get(label, ()) for label in (f"pre_ln, {what} rate, no warm-up", f"post_ln, {what} rate, warm-up")
-        )
-        gaps += differences([nll(run) for run in pre], [nll(run) for run in post])
-        shares += [reached(a, nll(b)) for a, b in zip(pre, post, strict=False)]
-    return {"pre - post": gaps, "share": shares}
+    labels = [(f"pre_ln, {what} rate, no warm-up", f"post_ln, {what} rate, warm-up") for what in ("lower", "higher")]
+    return {
+        "pre - post": [gap for pre, post in labels for gap in gaps(runs, pre, post)],
+        "share": [share for pre, post in labels for share in shares(runs, pre, post)],
+    }
 
 
 FIG4_WMT = Figure(
@@ -235,9 +219,7 @@ FIG6 = Figure(
     variants=_fig6,
     numbers=lambda runs: {
         "final": of(runs, "post_ln, small fixed rate", lambda run: run.curve("valid_nll")[1][0] - nll(run)),
-        "fixed - pre": differences(
-            of(runs, "post_ln, small fixed rate", nll), of(runs, "pre_ln, adam, no warm-up", nll)
-        ),
+        "fixed - pre": gaps(runs, "post_ln, small fixed rate", "pre_ln, adam, no warm-up"),
     },
     charts=losses_and_bleu,
     claims=(

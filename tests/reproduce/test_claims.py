@@ -24,8 +24,8 @@ CLAIM = Claim("a is larger", "much larger", "a", at_least=0.5, scales=("small",)
         ([0.1, 0.2, 0.15], "does not hold", "0.15 ± 0.12 (0.1 to 0.2, 3 runs)"),
         ([math.inf], "holds", "inf"),  # a run that diverged
         ([math.inf, 0.1, 0.1], "holds", "inf (0.1 to inf, 3 runs)"),
-        ([], "not tested at this scale", "–"),
-        ([math.nan], "not tested at this scale", "–"),
+        ([], "not measured", "–"),
+        ([math.nan], "not measured", "–"),
     ],
 )
 def test_a_claim_is_judged_by_the_mean_of_its_number(values: list[float], verdict: str, measured: str) -> None:
@@ -36,7 +36,7 @@ def test_a_claim_is_judged_by_the_mean_of_its_number(values: list[float], verdic
 def test_a_scale_that_cannot_tell_says_so_and_shows_the_number() -> None:
     judged = judge(CLAIM, "tiny", {"a": [0.1]})
     assert (judged.verdict, judged.measured) == ("not tested at this scale", "0.1")
-    assert judge(CLAIM, "small", {"b": [1.0]}).verdict == "not tested at this scale"
+    assert judge(CLAIM, "small", {"b": [1.0]}).verdict == "not measured"
 
 
 def test_a_claim_says_what_it_wants() -> None:

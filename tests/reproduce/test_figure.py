@@ -20,17 +20,21 @@ from leadline.reproduce.figure import (
     Variant,
     by_depth,
     curves,
-    differences,
+    gaps,
     overview,
     plan,
     reproduce,
+    shares,
     slope,
 )
 from leadline.training.events import Event
 
 
-def run(label: str, losses: list[float], seed: int = 1, diverged: str = "", **rows: float) -> Run:
-    found = [{"update": 10 * (i + 1), "valid_nll": loss, "valid_bleu": 1.0} for i, loss in enumerate(losses)]
+def run(label: str, losses: list[float], seed: int = 1, diverged: str = "", per_epoch: int = 1, **rows: float) -> Run:
+    found = [
+        {"update": 10 * (i + 1), "epoch": i // per_epoch, "valid_nll": loss, "valid_bleu": 1.0}
+        for i, loss in enumerate(losses)
+    ]
     return Run(label, seed, {"diverged": diverged, "updates": 10, "seconds": 1.0}, [*found, {"update": 1, **rows}])
 
 
@@ -168,7 +172,20 @@ def test_slope_and_depths() -> None:
     assert slope([1, 2, 4, 8], [3.0, 6.0, 12.0, 24.0]) == pytest.approx(1)
     runs = {"post_ln 12-12": [run("b", [])], "post_ln 6-6": [run("a", [])], "post_ln_init 6-6": [run("c", [])]}
     assert list(by_depth(runs, "post_ln")) == [6, 12]
-    assert differences([1.0, math.inf, math.inf], [0.5, 1.0, math.inf]) == [0.5, math.inf]
+
+
+def test_runs_are_compared_seed_by_seed() -> None:
+    """Also where some are missing, as in a command that was stopped."""
+    runs = {"a": [run("a", [3.0]), run("a", [7.0], seed=3)], "b": [run("b", [1.0], seed=2), run("b", [2.0], seed=3)]}
+    assert gaps(runs, "a", "b") == [5.0]
+    assert shares(runs, "b", "a") == [1.0]
+    assert gaps(runs, "a", "c") == []
+    runs = {f"{kind} {depth}-{depth}": [run("", [], seed=seed, **{"watch/change": float(depth**seed)})
+                                       for seed in (1, 2, 3) if (kind, depth, seed) != ("post_ln/adam", 2, 1)]
+            for kind in deepnet.FIG5_KINDS for depth in (2, 4)}  # fmt: skip
+    numbers = deepnet.FIG5.numbers(runs)
+    assert numbers["post_ln/adam slope"] == pytest.approx([2.0, 3.0])
+    assert numbers["post_ln - deepnorm"] == pytest.approx([0.0, 0.0])
 
 
 def test_a_curve_of_several_seeds_has_a_band() -> None:
@@ -178,6 +195,14 @@ def test_a_curve_of_several_seeds_has_a_band() -> None:
     assert (list(series.low), list(series.high)) == ([3.0, 2.0], [5.0, 4.0])
 
 
+@pytest.mark.parametrize(("per_epoch", "axis", "xs"), [(1, "epoch", [0, 1, 2]), (2, "update", [10, 20, 30])])
+def test_losses_are_drawn_by_epoch_where_each_evaluation_ends_one(per_epoch: int, axis: str, xs: list[int]) -> None:
+    charts = xiong.losses_and_bleu({"a": [run("a", [3.0, 2.0, 1.0], per_epoch=per_epoch)]})
+    assert [(chart.x_label, list(chart.series[0].x)) for chart in charts if isinstance(chart, Chart)] == [
+        (axis, xs)
+    ] * 2
+
+
 @pytest.mark.slow
 def test_a_figure_ends_in_a_page_with_its_claims(tmp_path: Path) -> None:
     """The cheapest: one update of one tiny model."""
@@ -185,18 +210,22 @@ def test_a_figure_ends_in_a_page_with_its_claims(tmp_path: Path) -> None:
     base = figure.base("tiny").set(data={"size": 300, "vocab_size": 150}, train={"batch_tokens": 128})
     variants = dict(list(figure.variants("tiny", base).items())[:1])
     small = type(figure)(**{**vars(figure), "variants": lambda scale, base: variants})
+    old = tmp_path / "deepnet-fig5" / "02-a-chart-it-had-before.png"
+    old.parent.mkdir()
+    old.touch()
     judged = reproduce("deepnet-fig5", small, "tiny", base, 1, 2, tmp_path)
-    assert [j.verdict for j in judged] == ["not tested at this scale"] * 4  # all but one run were left out
+    assert [j.verdict for j in judged] == ["not measured"] * 4  # all but one run were left out
     facts = json.loads((tmp_path / "deepnet-fig5.json").read_text())
     assert [claim["claim"] for claim in facts["claims"]] == [claim.text for claim in figure.claims]
     html = (tmp_path / "deepnet-fig5.html").read_text()
     assert escape(figure.title) in html
     assert escape(figure.claims[0].text) in html
     assert "post_ln/adam 2-2" in html
-    assert list((tmp_path / "deepnet-fig5").glob("*.png"))
+    assert len(list(old.parent.glob("*.png"))) == 1
+    assert not old.exists()
     everything = overview(tmp_path, FIGURES).read_text()
     assert escape(figure.title) in everything
-    assert "4 claims of 1 figures: 4 not tested at this scale" in everything
+    assert "4 claims of 1 figures: 4 not measured" in everything
 
 
 @pytest.mark.slow
