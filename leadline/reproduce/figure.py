@@ -101,19 +101,22 @@ Planned = dict[tuple[str, int], Job]  # by label and seed
 
 
 def plan(variants: Variants, seeds: int, root: Path, progress: Progress = lambda what, done: None) -> Planned:
-    """The jobs in an order in which each comes after the one it starts from."""
+    """Each after the one it starts from, and every label with its first seed before any has its second.
+
+    So a command that is stopped has something to say of every claim.
+    """
     keys = {variant.config.data: "" for variant in variants.values()}
     for data in keys:
         keys[data] = Store(prepare(data, progress=progress)).manifest["key"]
+    wanted = [(label, v, seed) for label, v in variants.items() for seed in range(1, max(seeds, v.seeds) + 1)]
     planned: Planned = {}
-    for label, variant in sorted(variants.items(), key=lambda item: bool(item[1].start)):
-        for seed in range(1, max(seeds, variant.seeds) + 1):
-            config, start = variant.config.set(train={"seed": seed}), ""
-            if variant.start:  # from the same seed, or the first where that was not run
-                before = planned.get((variant.start, seed)) or planned[variant.start, 1]
-                place = {"start": str(before.folder(root).resolve()), "start_checkpoint": f"{variant.checkpoint:08d}"}
-                config, start = config.set(train=place), f"{before.key} after {variant.checkpoint}"
-            planned[label, seed] = Job(f"{label}, seed {seed}", config, keys[config.data], variant.watch, start)
+    for label, variant, seed in sorted(wanted, key=lambda each: (bool(each[1].start), each[2])):
+        config, start = variant.config.set(train={"seed": seed}), ""
+        if variant.start:  # from the same seed, or the first where that was not run
+            before = planned.get((variant.start, seed)) or planned[variant.start, 1]
+            place = {"start": str(before.folder(root).resolve()), "start_checkpoint": f"{variant.checkpoint:08d}"}
+            config, start = config.set(train=place), f"{before.key} after {variant.checkpoint}"
+        planned[label, seed] = Job(f"{label}, seed {seed}", config, keys[config.data], variant.watch, start)
     return planned
 
 

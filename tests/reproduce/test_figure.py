@@ -263,9 +263,11 @@ def test_runs_that_start_from_others_come_after_them_and_nothing_is_done_twice(t
 
 def test_a_run_starts_from_the_same_seed_or_the_first() -> None:
     config = xiong.FIG2.base("tiny").set(data={"size": 300, "vocab_size": 150})
-    variants = {"child": Variant(config, start="parent", checkpoint=20, seeds=3), "parent": Variant(config)}
+    child = Variant(config, start="parent", checkpoint=20, seeds=3)
+    variants = {"child": child, "parent": Variant(config), "other": Variant(config)}
     planned = plan(variants, 2, Path("runs"))
-    assert list(planned) == [("parent", 1), ("parent", 2), ("child", 1), ("child", 2), ("child", 3)]
+    parents = [("parent", 1), ("other", 1), ("parent", 2), ("other", 2)]
+    assert list(planned) == [*parents, ("child", 1), ("child", 2), ("child", 3)]
     starts = [Path(planned["child", seed].config.train.start).name for seed in (1, 2, 3)]
     parents = [planned["parent", seed].folder(Path()).name for seed in (1, 2, 1)]
     assert starts == parents
