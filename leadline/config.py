@@ -144,7 +144,7 @@ class TrainConfig:
     precision: Literal["fp32", "bf16"] = "fp32"
     step: Literal["eager", "compiled", "graph"] = "eager"  # graph: the whole update captured once; CUDA only
     recompute: bool = False  # keep only what enters each block for the way back: less memory, a third more work
-    eval_every: int = 0  # updates between evaluations; 0: after every epoch
+    eval_every: int = 0  # updates between evaluations; 0: after every epoch; -1: never
     bleu_sentences: int = 0  # validation sentences translated at each evaluation; 0: none; -1: all
     patience: int = 0  # stop after this many evaluations without a better validation loss; 0: never
     save_every: int = 0  # updates between checkpoints; 0: at evaluations only
@@ -162,8 +162,10 @@ class TrainConfig:
             raise UserError(f"train.seed must be 0 or more, not {self.seed}")
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"train.label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
-        if min(self.eval_every, self.patience, self.save_every) < 0 or self.bleu_sentences < -1:
-            raise UserError("train.eval_every, patience and save_every must be 0 or more, bleu_sentences -1 or more")
+        if min(self.patience, self.save_every) < 0 or min(self.eval_every, self.bleu_sentences) < -1:
+            raise UserError("train.patience and save_every must be 0 or more, eval_every and bleu_sentences -1 or more")
+        if self.patience and self.eval_every < 0:
+            raise UserError("train.patience counts evaluations, and train.eval_every=-1 makes none: set either to 0")
 
 
 @dataclass(frozen=True, kw_only=True)

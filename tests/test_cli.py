@@ -144,6 +144,13 @@ def test_train_gives_the_run_and_its_losses_as_json(leadline: Leadline, tiny_tom
     assert "this run is complete" in again.err
 
 
+def test_a_run_without_evaluations_says_so(leadline: Leadline, tiny_toml: Path, tmp_path: Path) -> None:
+    settings = ("--set", "train.updates=1", "--set", "train.eval_every=-1")
+    answer = leadline("train", tiny_toml, "--out", tmp_path / "run", *settings)
+    assert answer.code == 0
+    assert f"{tmp_path / 'run'}: not evaluated" in answer.out
+
+
 def test_train_names_its_folder_after_the_recipe(
     leadline: Leadline, tiny_toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

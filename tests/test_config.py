@@ -176,7 +176,7 @@ def test_an_unknown_schedule_lists_those_that_exist() -> None:
         "train.label_smoothing=1",
         "train.keep=0",
         "train.log_every=0",
-        "train.eval_every=-1",
+        "train.eval_every=-2",
         "train.bleu_sentences=-2",
         "train.seed=-1",
         "decode.beam=0",

@@ -110,11 +110,8 @@ def train(
         print_json({"run": str(folder), "best_checkpoint": best, **last})
     else:
         unit = "an example" if config.task == "classification" else "a token"
-        answer.print(
-            f"{folder}: valid loss {last.get('valid_nll', float('nan')):.4f} nats {unit}, best checkpoint {best}",
-            soft_wrap=True,
-            markup=False,
-        )
+        found = f"valid loss {last['valid_nll']:.4f} nats {unit}, best checkpoint {best}" if last else "not evaluated"
+        answer.print(f"{folder}: {found}", soft_wrap=True, markup=False)
         uses = f", or echo … | leadline translate {folder}" if config.task == "translation" else ""
         answer.print(f"next: leadline evaluate {folder}{uses}", soft_wrap=True)
 

@@ -22,7 +22,7 @@ UPDATES = {"tiny": 6, "small": 50, "paper": 200}  # of the accumulated update
 def _fig3(scale: str, base: Config) -> Variants:
     """Gradients before the first update, by depth, and whether the model then learns: runs of the depth ladder."""
     depths = (2, 4, 6) if scale == "tiny" else (6, 12, 18, 24)
-    once = {"updates": 1, "epochs": 0, "step": "eager", "bleu_sentences": 0, "eval_every": 0}
+    once = {"updates": 1, "epochs": 0, "step": "eager", "eval_every": -1}
     trained = depth_ladder.SCALES[scale].config
     trained = trained.set(data={key: getattr(base.data, key) for key in ("source", "source_lang", "target_lang")})
     deep = 6 if scale == "tiny" else 18
@@ -84,7 +84,7 @@ def _fig4(scale: str, base: Config) -> Variants:
     optim: dict[str, object] = {"lr": 1e-3, "schedule": "constant", "warmup": 0}
     if scale != "tiny":
         optim = {"lr": 5e-4, "schedule": "inverse_sqrt", "warmup": 4000}
-    steps = {"updates": UPDATES[scale], "epochs": 0, "step": "eager", "bleu_sentences": 0, "eval_every": 0}
+    steps = {"updates": UPDATES[scale], "epochs": 0, "step": "eager", "eval_every": -1}
     steps |= {"precision": "fp32"}  # the first updates are smaller than what bf16 rounds away
     found: Variants = {}
     for placement in ("post_ln", "post_ln_init", "pre_ln", "deepnorm", "admin"):
@@ -148,7 +148,7 @@ FIG4 = Figure(
 def _fig5(scale: str, base: Config) -> Variants:
     """‖ΔF‖ of tiny models (d 64, FFN 128, 2 heads) against depth, in a step of either optimizer."""
     depths = (2, 6, 12) if scale == "tiny" else (6, 18, 50, 100)
-    once = {"updates": 1, "epochs": 0, "step": "eager", "precision": "fp32", "bleu_sentences": 0, "eval_every": 0}
+    once = {"updates": 1, "epochs": 0, "step": "eager", "precision": "fp32", "eval_every": -1}
     sizes = {"dim": 64, "ffn_dim": 128, "heads": 2, "dropout": 0.0}
     found: Variants = {}
     for kind in FIG5_KINDS:

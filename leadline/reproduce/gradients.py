@@ -18,7 +18,7 @@ AFTER = "after warm-up: post_ln"
 def _fig3(scale: str, base: Config) -> Variants:
     """The norm of the mean gradient over eight mini-batches at the beginning, by depth; and Post-LN after warm-up."""
     depths, seeds = ((3, 4, 6), 0) if scale == "tiny" else ((6, 8, 10, 12, 14), 10)
-    once = {"updates": 1, "epochs": 0, "accumulate": 8, "step": "eager", "bleu_sentences": 0, "eval_every": 0}
+    once = {"updates": 1, "epochs": 0, "accumulate": 8, "step": "eager", "eval_every": -1}
     found: Variants = {}
     for placement in ("post_ln", "pre_ln"):
         for depth in depths:
@@ -26,7 +26,7 @@ def _fig3(scale: str, base: Config) -> Variants:
             config = base.set(model=model, train=once, optim={"lr": 1e-9})
             found[f"{placement} {depth}-{depth}"] = Variant(config, watch=1, seeds=seeds)
     _, high, (_, long) = rates_and_warmups(scale)
-    warm = {"updates": long, "epochs": 0, "bleu_sentences": 0, "eval_every": long}
+    warm = {"updates": long, "epochs": 0, "eval_every": -1}
     return found | {AFTER: Variant(post_ln(base, "adam", high, long).set(train=warm), long)}
 
 

@@ -190,9 +190,10 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
         since.add(result)
 
         finished = _is_last(state, config)
-        evaluates = finished or (state.update % train.eval_every == 0 if train.eval_every else ends_epoch)
-        saves = evaluates or (train.save_every > 0 and state.update % train.save_every == 0)
-        logs = evaluates or state.update % train.log_every == 0
+        due_now = state.update % train.eval_every == 0 if train.eval_every > 0 else ends_epoch
+        evaluates = (finished or due_now) and train.eval_every >= 0
+        saves = finished or due_now or (train.save_every > 0 and state.update % train.save_every == 0)
+        logs = finished or evaluates or state.update % train.log_every == 0
         if logs or setup.device.type == "cpu":  # elsewhere, looking means waiting for the device
             if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
                 metrics.write(

@@ -117,6 +117,20 @@ def test_whichever_of_updates_and_epochs_comes_first_ends_a_run(tiny: Config, tm
     assert (read_metrics(by_epochs)[-1]["epoch"], len(evaluations(by_epochs))) == (1, 1)
 
 
+def test_a_run_that_is_never_evaluated_trains_and_saves_like_any_other(tiny: Config, tmp_path: Path) -> None:
+    weights = []
+    for name, every in (("never", -1), ("sometimes", 0)):
+        config = tiny.set(train={"updates": 0, "epochs": 2, "eval_every": every, "batch_tokens": 1024, "keep": 9})
+        run = train(config, tmp_path / name)
+        saved = checkpoint.names(run)
+        assert any("valid_nll" in row for row in read_metrics(run)) == (every == 0)
+        assert len(saved) == 2
+        weights.append(checkpoint.read_latest(run)[1])
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    with pytest.raises(UserError, match="patience counts evaluations"):
+        tiny.set(train={"eval_every": -1, "patience": 1})
+
+
 def test_a_run_evaluates_every_few_updates_and_at_its_end(tiny: Config, tmp_path: Path) -> None:
     run = train(tiny.set(train={"updates": 5, "eval_every": 2, "log_every": 100}), tmp_path / "run")
     assert [row["update"] for row in evaluations(run)] == [2, 4, 5]
