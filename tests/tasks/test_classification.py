@@ -153,7 +153,8 @@ def test_graph_and_eager_have_the_same_losses_and_weights(labelled: Config, monk
     from leadline.training.step import make_step
 
     monkeypatch.setattr(graph, "require_usable", lambda device: None)
-    monkeypatch.setattr(residual, "BACK_ROWS", 16)
+    for name in ("ROWS", "BACK_ROWS"):
+        monkeypatch.setattr(residual, name, 16)
     config = labelled.set(model={"max_length": 12}, train={"batch_sequences": 2, "step": "graph"})
     results = []
     for kind in ("graph", "eager"):

@@ -30,8 +30,8 @@ from leadline.training.step import Step, make_step
 @pytest.fixture
 def config(tiny: Config) -> Config:
     return tiny.set(
-        model={"dropout": 0.0, "max_length": 16},
-        train={"batch_tokens": 32, "updates": 4, "eval_every": 2, "step": "graph"},
+        model={"dropout": 0.0, "max_length": 8},
+        train={"batch_tokens": 16, "updates": 4, "eval_every": 2, "step": "graph"},
         optim={"lr": 0.01},
     )
 
@@ -39,7 +39,8 @@ def config(tiny: Config) -> Config:
 @pytest.fixture(autouse=True)
 def _anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "require_usable", lambda device: None)
-    monkeypatch.setattr(residual, "BACK_ROWS", 16)  # fewer programs, which the interpreter does one by one
+    for name in ("ROWS", "BACK_ROWS"):
+        monkeypatch.setattr(residual, name, 16)  # fewer programs, which the interpreter does one by one
 
 
 def steps(config: Config) -> tuple[Step, list[Any], Any]:

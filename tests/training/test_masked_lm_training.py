@@ -77,7 +77,8 @@ def test_graph_and_eager_have_the_same_losses_and_weights(masked: Config, model:
     from leadline.training import graph
 
     monkeypatch.setattr(graph, "require_usable", lambda device: None)
-    monkeypatch.setattr(residual, "BACK_ROWS", 16)
+    for name in ("ROWS", "BACK_ROWS"):
+        monkeypatch.setattr(residual, name, 16)
     each = 2 if model.get("placement") == "post_ln" else 1
     config = masked.set(
         model=model | {"max_length": 16}, train={"batch_tokens": 48, "step": "graph", "accumulate": each}
