@@ -79,10 +79,11 @@ def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_pa
     worker.work(reference, whole.name, 0)
     torch.set_num_threads(threads)
     program = (
-        "import sys; sys.path.insert(0, 'tests/jobs'); from test_jobs import *\n"
-        f"execute([job(updates=40, save_every=1, eval_every=20)], Path({str(tmp_path / 'killed')!r}))"
+        "import sys, pathlib; from leadline import config, jobs; toml, root = map(pathlib.Path, sys.argv[1:])\n"
+        "jobs.execute([jobs.Job('one', config.load(toml), 'data')], root)"
     )
-    command = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
+    arguments = [str(reference / "job.toml"), str(tmp_path / "killed")]
+    command = subprocess.Popen([sys.executable, "-c", program, *arguments])
     folder = whole.folder(tmp_path / "killed")
     deadline = time.monotonic() + 300
     while not (folder / "checkpoints").exists() or not list((folder / "checkpoints").glob("0*")):
