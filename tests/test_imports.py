@@ -85,8 +85,17 @@ def test_what_a_report_is_rebuilt_from_names_no_torch(name: str) -> None:
     assert not any(module.split(".")[0] in ("torch", "numpy") for module in found)
 
 
-def test_reports_and_the_command_line_load_no_torch() -> None:
-    modules = "leadline.report.figures, leadline.report.runs, leadline.report.inspections, leadline.cli"
-    program = f"import sys, {modules}; print('torch' in sys.modules, 'numpy' in sys.modules)"
+@pytest.mark.parametrize(
+    ("modules", "spared"),
+    [
+        (
+            "leadline.report.figures, leadline.report.runs, leadline.report.inspections, leadline.cli",
+            ("torch", "numpy"),
+        ),
+        ("leadline.model, leadline.training.loop", ("torch._dynamo",)),  # torch's compiler, more than a second
+    ],
+)
+def test_what_is_seldom_needed_is_not_loaded(modules: str, spared: tuple[str, ...]) -> None:
+    program = f"import sys, {modules}; print([name for name in {spared} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False False\n"
+    assert done.stdout == "[]\n"

@@ -43,7 +43,7 @@ class _Combine(torch.autograd.Function):
 
     On the way back every combination above is done before this one is, since its result reaches them only through
     x_l. So the newest term's whole gradient is known here: Σ_{m≥l} W_{m,l-1}·g_m. The older ones get theirs further
-    down.
+    down. (torch.compile leaves out what writes to `below`, and compiles around it.)
     """
 
     @staticmethod
@@ -84,7 +84,6 @@ class Combination(nn.Module):
         super().__init__()
         self.weights = nn.Parameter(torch.full((terms,), 1 / terms))
 
-    @torch.compiler.disable  # type: ignore[misc]  # what it keeps for the way back is not for a compiler to follow
     def forward(self, stream: tuple[Tensor, Below]) -> Tensor:
         return combine_below(self.weights, *stream)
 

@@ -91,7 +91,7 @@ def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_pa
         time.sleep(0.02)
     command.send_signal(signal.SIGKILL)
     command.wait()
-    while str(folder) in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout:
+    while str(folder) in subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True).stdout:
         assert time.monotonic() < deadline, "the training outlived its command"
         time.sleep(0.1)
     assert finished(whole, tmp_path / "killed") is None, "it was over before it could be killed"

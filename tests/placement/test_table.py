@@ -198,12 +198,17 @@ def test_compiled_blocks_give_what_eager_ones_give(placement: str, norm: str) ->
         pytest.skip("once is enough")
     model = build(placement, "encoder-decoder", 4 if placement == "mix_ln" else 2, norm=norm)
     wake(model)
-    plain = torch.cat(hidden(model, draw(SOURCE), draw(TARGET)))
-    torch._dynamo.reset()
-    for module in model.modules():
-        if isinstance(module, Block):
-            module.compile(backend="eager", dynamic=False)
-    assert torch.equal(torch.cat(hidden(model, draw(SOURCE), draw(TARGET))), plain)
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        for module in model.modules():
+            if isinstance(module, Block) and compiled:
+                module.compile(backend="eager", dynamic=False)
+        model.zero_grad()
+        out = model(packed(draw(SOURCE)), packed(draw(TARGET)))
+        out.square().sum().backward()
+        found.append([out, *(p.grad.clone() for p in model.parameters())])
+    assert all(torch.equal(plain, traced) for plain, traced in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
