@@ -4,14 +4,14 @@
 
 Wang et al. 2019, "Learning Deep Transformer Models for Machine Translation" (arXiv 1906.01787), section 3. W is lower
 triangular, and its rows start as means, 1/l. The stack gives the LN of one more row's combination, of everything. (The
-authors' code leaves out the LN of y_0.) Between layers the stream is (the newest LN(y_k), all of them), within a layer
-(x, all of them).
+authors' code leaves out the LN of y_0.) Between layers the stream is (the newest LN(y_k), all others), within a layer
+(x, all others).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,58 +25,61 @@ def reference(weights: Tensor, terms: list[Tensor]) -> Tensor:
     return torch.stack([weight * term for weight, term in zip(weights, terms, strict=True)]).sum(0)
 
 
-class Below:
-    """The terms t_k = LN(y_k) of one pass through a stack, and on its way back the gradients g_l of the combinations.
+class Below(NamedTuple):
+    """The terms t_k = LN(y_k) of one pass through a stack, and what autograd sees of them. Each layer writes one, once."""
 
-    Each in one piece of memory, so that a sum over layers is one matrix product that reads every term once. The sum
-    that autograd would make, a term's gradient from every layer above it, costs depth² additions and as many kernels.
-    """
+    values: Tensor  # [terms, ...]: side by side, so that a sum over layers is a matrix product that reads each once
+    path: Tensor  # as large, of zeros, without memory: its gradient is that of all terms but the newest
 
-    def __init__(self, terms: int, like: Tensor) -> None:
-        self.values = torch.empty(terms, *like.shape, dtype=like.dtype, device=like.device)
-        self.rows: dict[int, Tensor] = {}  # W_l of the combinations that have their gradient
-        self.gradients: Tensor | None = None
+    @classmethod
+    def nothing(cls, terms: int, like: Tensor) -> Below:
+        values = torch.empty(terms, *like.shape, dtype=like.dtype, device=like.device)
+        return cls(values, _nowhere(values))
 
 
 class _Combine(torch.autograd.Function):
-    """x_l = Σ_k W_{l,k}·t_k, of which only the newest term comes along a path that autograd sees.
+    """x_l = Σ_k W_{l,k}·t_k. The gradient of all terms goes back from row to row, and each adds its W_l ⊗ g_l to it.
 
-    On the way back every combination above is done before this one is, since its result reaches them only through
-    x_l. So the newest term's whole gradient is known here: Σ_{m≥l} W_{m,l-1}·g_m. The older ones get theirs further
-    down. (torch.compile leaves out what writes to `below`, and compiles around it.)
+    What autograd would make of the sum is a gradient of each term from every layer above, depth² tensors to be added.
     """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, newest: Tensor, below: Below) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, newest: Tensor, values: Tensor, path: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(weights)
-        ctx.below = below
-        below.values[len(weights) - 1] = newest
-        return _weighted(weights, below.values[: len(weights)])
+        ctx.values = values  # not saved: rows that this one does not read are yet to be written
+        values[len(weights) - 1] = newest
+        with torch.autocast(values.device.type, enabled=False):
+            x = weights.to(values.dtype) @ values[: len(weights)].flatten(1)
+        return x.view_as(newest), _nowhere(values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        (weights,), below = ctx.saved_tensors, ctx.below
-        row = len(weights)
-        if below.gradients is None:
-            below.gradients = torch.empty_like(below.values)
-        below.gradients[row - 1], below.rows[row] = gradient, weights
-        to_weights = (below.values[:row].flatten(1, -2).transpose(0, 1) @ gradient.flatten(0, -2)[..., None]).sum(0)
-        top = max(below.rows)
-        column = torch.stack([below.rows[above][row - 1] for above in range(row, top + 1)])
-        to_newest = _weighted(column, below.gradients[row - 1 : top])
-        if row == 1:
-            below.gradients, below.rows = None, {}
-        return to_weights[:, 0].to(weights.dtype), to_newest, None
+    def backward(ctx: Any, gradient: Tensor | None, of_terms: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (weights,), values = ctx.saved_tensors, ctx.values
+        row, to_weights = len(weights), None
+        if of_terms is None:  # nothing above reads them
+            of_terms = torch.zeros_like(values)
+        if gradient is not None:
+            of_terms[:row].view(row, -1).addr_(weights.to(values.dtype), gradient.flatten())
+            dots = values[:row].flatten(1, -2).transpose(0, 1) @ gradient.flatten(0, -2)[..., None]
+            to_weights = dots.sum(0)[:, 0].to(weights.dtype)
+        return to_weights, of_terms[row - 1], None, of_terms
 
 
-def combine_below(weights: Tensor, newest: Tensor, below: Below) -> Tensor:
-    return _Combine.apply(weights, newest, below)
+def _nowhere(values: Tensor) -> Tensor:
+    return torch.zeros((), dtype=values.dtype, device=values.device).expand(values.shape)
 
 
-def _weighted(weights: Tensor, terms: Tensor) -> Tensor:
-    with torch.autocast(terms.device.type, enabled=False):
-        return (weights.to(terms.dtype) @ terms.flatten(1)).view(terms.shape[1:])
+# What goes back along `path` has memory, which torch.compile would not expect. (The former loads it when it is needed.)
+_uncompiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+
+
+@_uncompiled
+def combine(weights: Tensor, newest: Tensor, below: Below) -> tuple[Tensor, Below]:
+    """x_l, and what is below from here on."""
+    x, path = _Combine.apply(weights, newest, *below)
+    return x, below._replace(path=path)
 
 
 class Combination(nn.Module):
@@ -84,8 +87,8 @@ class Combination(nn.Module):
         super().__init__()
         self.weights = nn.Parameter(torch.full((terms,), 1 / terms))
 
-    def forward(self, stream: tuple[Tensor, Below]) -> Tensor:
-        return combine_below(self.weights, *stream)
+    def forward(self, stream: tuple[Tensor, Below]) -> tuple[Tensor, Below]:
+        return combine(self.weights, *stream)
 
 
 class Begin(nn.Module):
@@ -95,7 +98,12 @@ class Begin(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Below]:
         first = self.norm(x)
-        return first, Below(self.terms, first)
+        return first, Below.nothing(self.terms, first)
+
+
+class LastCombination(Combination):
+    def forward(self, stream: tuple[Tensor, Below]) -> Tensor:  # type: ignore[override]
+        return super().forward(stream)[0]
 
 
 class DLCL(PreLN):
@@ -105,10 +113,8 @@ class DLCL(PreLN):
         self.output_norm = site.norm() if site.kind == site.kinds[-1] else None
 
     def forward(self, x: Any, sublayer: Callable[[Tensor], Tensor]) -> Any:
-        stream, below = x
-        if self.combine is not None:
-            stream = self.combine(x)
-        y = stream + sublayer(self.norm(stream))
+        x, below = x if self.combine is None else self.combine(x)
+        y = x + sublayer(self.norm(x))
         return (y if self.output_norm is None else self.output_norm(y)), below
 
     @classmethod
@@ -117,7 +123,7 @@ class DLCL(PreLN):
 
     @classmethod
     def final(cls, site: Site) -> nn.Module:
-        return nn.Sequential(Combination(site.layers + 1), site.norm())
+        return nn.Sequential(LastCombination(site.layers + 1), site.norm())
 
     def stream(self, x: Any) -> Tensor:
         return x[0]

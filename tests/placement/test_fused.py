@@ -35,7 +35,7 @@ class Layer(nn.Module):
         """What stands at the foot of this layer."""
         name = type(self.connections[0]).__name__
         if name == "DLCL":
-            below = Below(5, x)
+            below = Below.nothing(5, x)
             below.values[:3] = self.below[:3]
             return x, below
         return (x, x + self.below[0]) if name == "ResiDual" else x
