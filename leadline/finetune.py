@@ -107,7 +107,10 @@ def configure(run: Path, task: str, source: str, assignments: Sequence[str], whi
     config = config.set(train={"start": str(run), "start_checkpoint": which})
     if not torch.cuda.is_available() or before.train.device == "cpu":
         config = config.set(train={"device": "cpu", "precision": "fp32", "step": "eager"})
-    return runs.absolute(configuration.override(config, list(assignments)))
+    config = configuration.override(config, list(assignments))
+    if config.train.eval_every < 0:
+        raise UserError("--set train.eval_every=-1: settings are compared by their evaluations; leave it at 0")
+    return runs.absolute(config)
 
 
 def classifier(before: Config, recipe: Config, vocabulary: Path, source: str = "") -> Config:

@@ -266,6 +266,7 @@ def assert_one_sentence(answer: Any, *parts: str) -> None:
         (["train"], ["say what to train"]),
         (["train", "numerals", "--set", "optim.lrr=1"], ["'optim.lrr'", "did you mean 'optim.lr'?"]),
         (["train", "numerals", "--set", "optim.schedule=cosin"], ["optim.schedule", "did you mean 'cosine'?"]),
+        (["reproduce", "xiong-fig6", "--set", "train.eval_every=-1"], ["train.eval_every=-1", "made of evaluations"]),
         (["train", "numerals", "--set", "train.seed=one"], ["train.seed must be a whole number"]),
         (["train", "numerals", "--set", "data.source=text:/no/such/folder"], ["/no/such/folder does not exist"]),
         (["train", "numerals", "--set", "data.source=web:x"], ["'web:x' is not a source"]),

@@ -229,6 +229,7 @@ def test_the_paper_s_grid() -> None:
 
 @pytest.mark.parametrize(("options", "complaint"), [
     (["--set", "optim.lr=1"], "--set optim.lr: the grid decides; use --lr"),
+    (["--set", "train.eval_every=-1"], "train.eval_every=-1: settings are compared by their evaluations"),
     (["--task", "mrcp"], "--task 'mrcp' is neither a task nor a file or folder: did you mean 'mrpc'?"),
     (["--metric", "bleu"], "--metric cannot be 'bleu'"),
     (["--seeds", 0], "--seeds and --jobs must be at least 1"),

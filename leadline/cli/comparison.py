@@ -154,6 +154,8 @@ def reproduce(
         base = ladder.SCALES[scale].config if name == "deepnet-depth" else figures.FIGURES[name].base(scale)
         base = _with_data(base, sources or [], several=what == "all")
         base = configuration.override(base, assignments or [])
+        if base.train.eval_every < 0:
+            raise UserError("--set train.eval_every=-1: figures and tables are made of evaluations; leave it as it is")
         if name == "deepnet-depth":
             layers = depths or ladder.SCALES[scale].depths
             answers[name] = _ladder(base, layers, only or [], seeds or 1, at_once, out, as_json, execute)

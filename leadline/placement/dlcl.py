@@ -26,7 +26,7 @@ def reference(weights: Tensor, terms: list[Tensor]) -> Tensor:
 
 
 class Below(NamedTuple):
-    """The terms t_k = LN(y_k) of one pass through a stack, and what autograd sees of them. Each layer writes one, once."""
+    """The terms t_k = LN(y_k) of one pass through a stack, and what autograd sees of them; each is written once."""
 
     values: Tensor  # [terms, ...]: side by side, so that a sum over layers is a matrix product that reads each once
     path: Tensor  # as large, of zeros, without memory: its gradient is that of all terms but the newest

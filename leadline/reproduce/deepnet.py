@@ -9,8 +9,20 @@ from leadline.config import Config
 from leadline.report.page import Chart, Section
 from leadline.reproduce import depth as depth_ladder
 from leadline.reproduce.claims import BIG, Claim, Numbers
-from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, band, by_depth, curves, gaps, pairs, slope
-from leadline.reproduce.gradients import gradients, layer_gradients
+from leadline.reproduce.figure import (
+    Figure,
+    Run,
+    Runs,
+    Variant,
+    Variants,
+    band,
+    by_depth,
+    curves,
+    gaps,
+    pairs,
+    slopes,
+)
+from leadline.reproduce.gradients import gradients, layer_gradients, looked_into
 
 # Set after a look: figure 5's bound on the difference of slopes (at the tiny scale), its step of SGD and its last claim
 # (at the small scale), and figure 4's rates (likewise). All other bounds were set before any.
@@ -37,7 +49,8 @@ def _fig3(scale: str, base: Config) -> Variants:
 
 
 def _fig3_numbers(runs: Runs) -> Numbers:
-    post, init = (by_depth(runs, placement) for placement in ("post_ln", "post_ln_init"))
+    looked = looked_into(runs)
+    post, init = (by_depth(looked, placement) for placement in ("post_ln", "post_ln_init"))
     larger = [
         layer_gradients(b)[-1] / layer_gradients(a)[-1]
         for depth in post
@@ -102,7 +115,7 @@ def _fig4_numbers(runs: Runs) -> Numbers:
         return [read(a) / read(b) for a, b in pairs(runs.get(left, ()), runs.get(right, ()))]
 
     def first(run: Run) -> float:
-        return run.curve("watch/change")[1][0]
+        return run.first("watch/change")
 
     return {
         "post/deepnorm first": ratio("post_ln", "deepnorm", first),
@@ -166,16 +179,10 @@ def _change(run: Run) -> float:
 
 def _fig5_numbers(runs: Runs) -> Numbers:
     depths = sorted({depth for kind in FIG5_KINDS for depth in by_depth(runs, kind)})
-    slopes: dict[str, dict[int, float]] = {}  # of the seeds that have every depth
-    for kind in FIG5_KINDS:
-        changes: dict[int, list[float]] = {}
-        for depth in depths:
-            for run in runs.get(f"{kind} {depth}-{depth}", ()):
-                changes.setdefault(run.seed, []).append(_change(run))
-        slopes[kind] = {seed: slope(depths, each) for seed, each in changes.items() if len(each) == len(depths) > 1}
-    post, deep = slopes["post_ln/adam"], slopes["deepnorm/adam"]
+    found = {kind: slopes(runs, kind, _change) for kind in FIG5_KINDS}
+    post, deep = found["post_ln/adam"], found["deepnorm/adam"]
     deepest = (runs.get(f"{kind} {depths[-1]}-{depths[-1]}", ()) for kind in ("post_ln/adam", "deepnorm/adam"))
-    return {f"{kind} slope": list(each.values()) for kind, each in slopes.items()} | {
+    return {f"{kind} slope": list(each.values()) for kind, each in found.items()} | {
         "post_ln - deepnorm": [post[seed] - deep[seed] for seed in post if seed in deep],
         "post_ln/deepnorm": [_change(a) / _change(b) for a, b in pairs(*deepest)] if depths else [],
     }

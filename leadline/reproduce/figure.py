@@ -5,6 +5,7 @@ A run is known by its label ("post_ln, warm-up 500") and its seed; figures that 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -58,6 +59,10 @@ class Run:
     def curve(self, key: str, by: str = "update") -> tuple[list[float], list[float]]:
         found = [row for row in self.rows if row.get(key) is not None]
         return [row[by] for row in found], [row[key] for row in found]
+
+    def first(self, key: str) -> float:
+        """NaN where it was never measured."""
+        return next((row[key] for row in self.rows if row.get(key) is not None), math.nan)
 
     def last(self, key: str) -> float:
         """NaN where it was never measured; a loss that diverged is infinite."""
@@ -167,8 +172,10 @@ def reproduce(
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / f"{name}.json", facts)
         done = sections(figure, scale, base.data.source, runs, len(planned), judged)
-        for picture in (out / name).glob("[0-9][0-9]-*"):  # of charts that may be gone, or have another title now
-            picture.unlink()
+        for kind in ("png", "csv"):  # of charts that may be gone, or have another title now
+            for picture in (out / name).glob(f"[0-9][0-9]-*.{kind}"):
+                with contextlib.suppress(OSError):  # a folder that cannot be written: the page says so in a sentence
+                    picture.unlink()
         page.write(figure.title, done, out / f"{name}.html", out / name)
     return judged
 
@@ -290,6 +297,16 @@ def slope(depths: Sequence[int], values: Sequence[float]) -> float:
     xs, ys = [math.log(depth) for depth in depths], [math.log(value) for value in values]
     x0, y0 = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / sum((x - x0) ** 2 for x in xs)
+
+
+def slopes(runs: Runs, kind: str, read: Callable[[Run], float]) -> dict[int, float]:
+    """Of a number against depth, by seed, where a seed has every depth."""
+    depths = by_depth(runs, kind)
+    values: dict[int, list[float]] = {}
+    for members in depths.values():
+        for run in members:
+            values.setdefault(run.seed, []).append(read(run))
+    return {seed: slope(list(depths), each) for seed, each in values.items() if len(each) == len(depths) > 1}
 
 
 def band(name: str, xs: Sequence[float], values: Sequence[Sequence[float]]) -> Series:

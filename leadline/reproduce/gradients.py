@@ -8,7 +8,7 @@ from dataclasses import replace
 from leadline.config import Config
 from leadline.report.page import Chart, Section, Series
 from leadline.reproduce.claims import Claim, Numbers
-from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, band, by_depth, slope
+from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, band, by_depth, slopes
 from leadline.reproduce.xiong import post_ln, rates_and_warmups
 
 MATRIX = "watch/second_matrix/decoder."
@@ -37,15 +37,21 @@ def layer_gradients(run: Run, look: int = -1) -> list[float]:
     return [found[key] for key in sorted(found, key=lambda key: int(key.removeprefix(MATRIX)))]
 
 
+def looked_into(runs: Runs) -> Runs:
+    """Without those that diverged before anything was seen."""
+    found = {
+        label: [run for run in each if any(f"{MATRIX}1" in row for row in run.rows)] for label, each in runs.items()
+    }
+    return {label: members for label, members in found.items() if members}
+
+
 def _fig3_numbers(runs: Runs) -> Numbers:
+    runs = looked_into(runs)
     numbers: dict[str, list[float]] = {}
     for placement in ("post_ln", "pre_ln"):
-        depths = by_depth(runs, placement)
-        seeds = min((len(members) for members in depths.values()), default=0)
-        last = [[layer_gradients(members[s])[-1] for members in depths.values()] for s in range(seeds)]
-        if len(depths) > 1:
-            numbers[f"{placement} slope"] = [slope(list(depths), values) for values in last]
-        if depths:
+        if depths := by_depth(runs, placement):
+            found = slopes(runs, placement, lambda run: layer_gradients(run)[-1])
+            numbers[f"{placement} slope"] = list(found.values())
             shallow = depths[min(depths)]
             numbers[f"{placement} last/first"] = [g[-1] / g[0] for g in map(layer_gradients, shallow)]
     after = runs.get(AFTER, ())
@@ -54,6 +60,7 @@ def _fig3_numbers(runs: Runs) -> Numbers:
 
 def gradients(runs: Runs, placements: Sequence[str], shown: Callable[[Iterable[int]], int]) -> tuple[Chart, Chart]:
     """By layer, of the depth that `shown` picks; and of the last layer by depth."""
+    runs = looked_into(runs)
     by_layer, against_depth = [], []
     for placement in placements:
         if depths := by_depth(runs, placement):
@@ -75,7 +82,7 @@ def _fig3_charts(runs: Runs) -> list[Section]:
         power, name = (0, "constant") if series.name == "post_ln" else (-0.5, "L^-½")
         line = [(series.y[0] or 0) * (depth / series.x[0]) ** power for depth in series.x]
         theory.append(Series(f"{series.name}, theory: {name}", series.x, line, style="dashes"))
-    after = [layer_gradients(run) for run in runs.get(AFTER, ())]
+    after = [layer_gradients(run) for run in looked_into(runs).get(AFTER, ())]
     late = [band(AFTER, range(1, len(after[0]) + 1), list(zip(*after, strict=True)))] if after else []
     return [
         replace(by_layer, series=[*by_layer.series, *late]),

@@ -42,7 +42,7 @@ def _fig2_numbers(runs: Runs) -> Numbers:
 def losses_and_bleu(runs: Runs, what: str = "") -> list[Section]:
     """By epoch, as in the paper, where each evaluation is at the end of one."""
     epochs = [run.curve("valid_nll", "epoch")[0] for members in runs.values() for run in members]
-    by = "epoch" if all(len(set(each)) == len(each) for each in epochs) else "update"
+    by = "epoch" if all(each == list(range(1, len(each) + 1)) for each in epochs) else "update"
     return [
         Chart(f"Validation loss{what}", by, "nats a token", curves(runs, "valid_nll", by)),
         Chart(f"BLEU{what}", by, "BLEU", curves(runs, "valid_bleu", by)),
@@ -218,7 +218,7 @@ FIG6 = Figure(
     paper="Xiong et al. 2020, Figure 6",
     variants=_fig6,
     numbers=lambda runs: {
-        "final": of(runs, "post_ln, small fixed rate", lambda run: run.curve("valid_nll")[1][0] - nll(run)),
+        "final": of(runs, "post_ln, small fixed rate", lambda run: run.first("valid_nll") - nll(run)),
         "fixed - pre": gaps(runs, "post_ln, small fixed rate", "pre_ln, adam, no warm-up"),
     },
     charts=losses_and_bleu,

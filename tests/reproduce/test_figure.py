@@ -32,7 +32,7 @@ from leadline.training.events import Event
 
 def run(label: str, losses: list[float], seed: int = 1, diverged: str = "", per_epoch: int = 1, **rows: float) -> Run:
     found = [
-        {"update": 10 * (i + 1), "epoch": i // per_epoch, "valid_nll": loss, "valid_bleu": 1.0}
+        {"update": 10 * (i + 1), "epoch": i // per_epoch + 1, "valid_nll": loss, "valid_bleu": 1.0}
         for i, loss in enumerate(losses)
     ]
     return Run(label, seed, {"diverged": diverged, "updates": 10, "seconds": 1.0}, [*found, {"update": 1, **rows}])
@@ -55,6 +55,19 @@ def test_without_runs_nothing_is_tested_and_nothing_fails(name: str) -> None:
     figure = FIGURES[name]
     assert all(not values for values in figure.numbers({}).values())
     assert figure.charts({}) is not None
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_runs_that_diverged_before_anything_was_measured_fail_no_figure(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = FIGURES[name]
+    monkeypatch.setattr(bert, "TASKS", dict.fromkeys(SCALES, ()))  # their data would have to be prepared
+    labels = figure.variants("tiny", figure.base("tiny"))
+    runs = {label: [run(label, [], seed, diverged="the loss is nan") for seed in (1, 2)] for label in labels}
+    found = [value for values in figure.numbers(runs).values() for value in values]
+    assert name == "sensitivity" or not any(map(math.isfinite, found))  # that one: all bear the same, nothing
+    assert figure.charts(runs) is not None
 
 
 def test_figures_share_the_runs_they_have_in_common() -> None:
@@ -195,7 +208,7 @@ def test_a_curve_of_several_seeds_has_a_band() -> None:
     assert (list(series.low), list(series.high)) == ([3.0, 2.0], [5.0, 4.0])
 
 
-@pytest.mark.parametrize(("per_epoch", "axis", "xs"), [(1, "epoch", [0, 1, 2]), (2, "update", [10, 20, 30])])
+@pytest.mark.parametrize(("per_epoch", "axis", "xs"), [(1, "epoch", [1, 2, 3]), (2, "update", [10, 20, 30])])
 def test_losses_are_drawn_by_epoch_where_each_evaluation_ends_one(per_epoch: int, axis: str, xs: list[int]) -> None:
     charts = xiong.losses_and_bleu({"a": [run("a", [3.0, 2.0, 1.0], per_epoch=per_epoch)]})
     assert [(chart.x_label, list(chart.series[0].x)) for chart in charts if isinstance(chart, Chart)] == [
