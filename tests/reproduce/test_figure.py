@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 import pytest
 
-from leadline.jobs import Job, finished
+from leadline.config import to_toml
+from leadline.jobs import Execute, Job, OnEvent, finished, unfinished, worker
 from leadline.report.heat import Heat
 from leadline.report.page import Chart
 from leadline.reproduce import FIGURES, SCALES, bert, deepnet, gradients, sensitivity, xiong
@@ -241,8 +243,23 @@ def test_a_figure_ends_in_a_page_with_its_claims(tmp_path: Path) -> None:
     assert "4 claims of 1 figures: 4 not measured" in everything
 
 
-@pytest.mark.slow
-def test_runs_that_start_from_others_come_after_them_and_nothing_is_done_twice(tmp_path: Path) -> None:
+@pytest.fixture
+def execute(monkeypatch: pytest.MonkeyPatch) -> Execute:
+    """leadline.jobs.execute but for its processes (see tests/jobs), of which each loads torch anew."""
+
+    def here(jobs: Sequence[Job], root: Path, at_once: int, on_event: OnEvent) -> None:
+        for job in unfinished(jobs, root):
+            monkeypatch.setattr(worker, "_tell", lambda event, name=job.name: on_event(name, event))
+            job.folder(root).mkdir(parents=True, exist_ok=True)
+            (job.folder(root) / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
+            worker.work(job.folder(root), job.name, job.watch, job.keep)
+
+    return here
+
+
+def test_runs_that_start_from_others_come_after_them_and_nothing_is_done_twice(
+    execute: Execute, tmp_path: Path
+) -> None:
     """BERT of one layer, and a classifier from the weights it had half-way."""
     figure = bert.FIG5
     base = figure.base("tiny").set(
@@ -260,7 +277,7 @@ def test_runs_that_start_from_others_come_after_them_and_nothing_is_done_twice(t
         if event.kind == "start":
             begun.append(name)
 
-    reproduce("xiong-fig5", small, "tiny", base, 1, 2, tmp_path, heard)
+    reproduce("xiong-fig5", small, "tiny", base, 1, 2, tmp_path, heard, execute=execute)
     assert begun[0] == f"{bert.PRE}, seed 1"
     assert sorted(begun[1:]) == [f"{half}, seed 1", f"{half}, seed 2"]  # two seeds, whatever is asked for
     planned = plan(chosen, 1, tmp_path / "runs")
@@ -270,7 +287,7 @@ def test_runs_that_start_from_others_come_after_them_and_nothing_is_done_twice(t
     assert planned[half, 1].config.train.start_checkpoint == "00000002"
     assert not list((tmp_path / "runs").glob("*/checkpoints"))
 
-    reproduce("xiong-fig5", small, "tiny", base, 1, 2, tmp_path, heard)
+    reproduce("xiong-fig5", small, "tiny", base, 1, 2, tmp_path, heard, execute=execute)
     assert len(begun) == 3
 
 
