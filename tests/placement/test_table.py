@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from leadline.config import to_dict
 from leadline.errors import UserError
 from leadline.kernels.pack import Pack, pack
 from leadline.model import Transformer
-from leadline.model.block import Block
 from leadline.model.layers import Embedding, Linear
 from leadline.placement import PLACEMENTS
 from leadline.training.checkpoint import model_tensors, restore_model
+from leadline.training.step import compile_blocks
 
 VOCAB, DIM, FFN = 50, 16, 32
 SOURCE, TARGET = [6, 3, 9], [4, 8, 5]  # tokens of each sentence
@@ -192,23 +193,25 @@ def is_norm(module: nn.Module) -> bool:
 
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_compiled_blocks_give_what_eager_ones_give(placement: str, norm: str) -> None:
+def test_compiled_blocks_give_what_eager_ones_give(placement: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced by torch.compile; what its code generator makes of it is tested with the training step."""
     if norm == "rms_norm" and placement not in ("pre_ln", "b2t"):
         pytest.skip("once is enough")
     model = build(placement, "encoder-decoder", 4 if placement == "mix_ln" else 2, norm=norm)
     wake(model)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
     found = []
     for compiled in (False, True):
-        torch._dynamo.reset()
-        for module in model.modules():
-            if isinstance(module, Block) and compiled:
-                module.compile(backend="eager", dynamic=False)
+        if compiled:
+            compile_blocks(model)
         model.zero_grad()
         out = model(packed(draw(SOURCE)), packed(draw(TARGET)))
         out.square().sum().backward()
         found.append([out, *(p.grad.clone() for p in model.parameters())])
-    assert all(torch.equal(plain, traced) for plain, traced in zip(*found, strict=True))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(*found)  # gradients: some versions add them up in another order
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
