@@ -8,17 +8,54 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads
 if not os.path.exists("/dev/nvidiactl"):
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton loads: its kernels run here too, slowly
 
+import contextlib
+import functools
 import io
 import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from leadline import cli, recipes
 from leadline.config import Config
+
+
+def quicken_interpreter() -> None:
+    """Triton's interpreter goes through its whole language whenever a kernel calls a function, a third of its time.
+
+    Once in each launch of a kernel is enough. Where a later version has other insides, it stays as slow as it is.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    prepare, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    prepared: set[frozenset[str]] = set()  # by this launch: a function sees the language as `tl`, as `core` or both
+
+    @functools.cache
+    def sees(function: Any) -> frozenset[str]:
+        modules = (language, language.core)
+        return frozenset(value.__name__ for value in function.__globals__.values() if any(value is m for m in modules))
+
+    def prepare_once(function: Any) -> Any:
+        if sees(function) in prepared:
+            return None
+        prepared.add(sees(function))
+        return prepare(function)
+
+    def launch_anew(self: Any, *arguments: Any, **options: Any) -> None:
+        prepared.clear()
+        launch(self, *arguments, **options)
+
+    interpreter._patch_lang, interpreter.GridExecutor.__call__ = prepare_once, launch_anew
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    with contextlib.suppress(ImportError, AttributeError):
+        quicken_interpreter()
 
 
 @pytest.fixture(scope="session", autouse=True)
