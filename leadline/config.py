@@ -34,6 +34,8 @@ class ModelConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
+    # how q, k and v start: each by itself; as one matrix, as in fairseq and torch.nn, which makes them 1/√2 of that
+    attention_init: Literal["xavier", "packed"] = "xavier"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     max_length: int = 256  # the longest sequence in tokens; longer ones are counted and left out of training
     embeddings: Literal["tied", "output_tied", "separate"] = "tied"  # one matrix; one a language; three

@@ -6,7 +6,7 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads
 if not os.path.exists("/dev/nvidiactl"):
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton loads: its kernels run here too, slowly
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton loads: its kernels run here too, slowly
 
 import contextlib
 import functools
@@ -56,6 +56,25 @@ def quicken_interpreter() -> None:
 if os.environ.get("TRITON_INTERPRET") == "1":
     with contextlib.suppress(ImportError, AttributeError):
         quicken_interpreter()
+
+
+@pytest.fixture
+def interpreted() -> None:
+    """For tests that give kernels tensors of the CPU: where there is a GPU, Triton compiles kernels for that."""
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's kernels are for the GPU here; TRITON_INTERPRET=1 interprets them")
+
+
+@pytest.fixture
+def captured(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The captured step without a GPU: its kernels are interpreted and its graphs done again."""
+    from leadline.kernels.fused import residual
+    from leadline.training import graph
+
+    monkeypatch.setattr(graph, "require_usable", lambda device: None)
+    for name in ("ROWS", "BACK_ROWS"):
+        monkeypatch.setattr(residual, name, 16)  # fewer programs, which the interpreter does one by one
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -180,10 +180,10 @@ def _answer(
     if needed is not None:
         return f"needs about {needed} warm-up updates at lr {rate:g} ({model}); {without}"
     most, gain = calibration()["warmup_gain"][-1]
-    return (
-        f"will not train at lr {rate:g} ({model}): {without}, "
-        f"with {most} warm-up updates up to about {highest * gain:.1e}"
-    )
+    so_far = f"({model}): {without}, with {most} warm-up updates up to about {highest * gain:.1e}"
+    if warmup > most:
+        return f"may not train at lr {rate:g} {so_far}; longer warm-ups were not measured"
+    return f"will not train at lr {rate:g} {so_far}"
 
 
 def _first_moved(connections: Sequence[Connection], rollout: Sequence[Record]) -> str:

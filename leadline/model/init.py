@@ -5,7 +5,9 @@
     heads       Xavier: they are no part of the residual stream, so no placement scales them
     biases 0, layer-norm gains 1 (Xiong et al. 2020, section 3.2)
 
-A role's std is Xavier's for its own matrix, also where several roles share one product (q, k and v).
+A role's std is Xavier's for its own matrix, also where several roles share one product (q, k and v). fairseq and
+torch.nn take those three for one matrix, of three times the outputs: `model.attention_init = "packed"`. The papers'
+equations do not, but Post-LN trains far better so (docs/results.md).
 """
 
 from __future__ import annotations
@@ -34,13 +36,17 @@ class Weight:
     tensor: Tensor
 
 
-def base_std(role: Role, shape: tuple[int, ...]) -> float:
-    return shape[-1] ** -0.5 if role == "embed" else (2 / (shape[0] + shape[1])) ** 0.5
+def base_std(role: Role, shape: tuple[int, ...], packed: bool = False) -> float:
+    if role == "embed":
+        return shape[-1] ** -0.5
+    outputs = shape[0] * (3 if packed and role in ("q", "k", "v") else 1)
+    return (2 / (outputs + shape[1])) ** 0.5
 
 
 def weights(model: nn.Module, config: ModelConfig) -> Iterator[Weight]:
     """Every matrix of the model with the std its placement asks for, in a fixed order."""
     placement = find(config.placement)
+    packed = config.attention_init == "packed"
     for module in model.modules():
         if isinstance(module, Embedding):
             site = foot(config)
@@ -54,7 +60,7 @@ def weights(model: nn.Module, config: ModelConfig) -> Iterator[Weight]:
                     if isinstance(linear, Linear):
                         for role, part in linear.parts():
                             gain = connection.gain(role, connection.site)
-                            yield Weight(role, connection.site, base_std(role, part.shape) * gain, part)
+                            yield Weight(role, connection.site, base_std(role, part.shape, packed) * gain, part)
 
 
 def foot(config: ModelConfig) -> Site:

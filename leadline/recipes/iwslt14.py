@@ -20,10 +20,13 @@ def iwslt14_pre_ln() -> Config:
     )
 
 
+WARM = {"lr": 1e-3, "schedule": "inverse_sqrt", "warmup": 4000}
+
+
 def iwslt14_post_ln() -> Config:
-    rates = {"lr": 1e-3, "schedule": "inverse_sqrt", "warmup": 4000}
-    return iwslt14_pre_ln().set(model={"placement": "post_ln"}, optim=rates)
+    # With q, k and v at plain Xavier it ends at 3.5 nats on TED De-En, with fairseq's at 2.2: docs/results.md.
+    return iwslt14_pre_ln().set(model={"placement": "post_ln", "attention_init": "packed"}, optim=WARM)
 
 
 def iwslt14_deepnorm() -> Config:
-    return iwslt14_post_ln().set(model={"placement": "deepnorm"})
+    return iwslt14_pre_ln().set(model={"placement": "deepnorm"}, optim=WARM)

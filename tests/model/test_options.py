@@ -59,6 +59,19 @@ def test_each_dropout_is_random_in_training_and_off_otherwise(architecture: str,
     assert not torch.allclose(one, exact)
 
 
+def test_packed_attention_starts_as_torch_does_and_nothing_else_changes() -> None:
+    sizes = {"dim": 256, "ffn_dim": 256, "heads": 4}
+    alone = dict(build(**sizes).named_parameters())
+    packed = dict(build(**sizes, attention_init="packed").named_parameters())
+    torch.manual_seed(0)
+    wanted = torch.nn.MultiheadAttention(256, 4).in_proj_weight.std().item()
+    changed = {name for name, weight in packed.items() if not torch.equal(weight, alone[name])}
+    assert len(changed) == 2 * 1 + 3 * 3  # matrices of a layer: qkv; qkv and, of what the encoder says, q and kv
+    for name in changed:
+        torch.testing.assert_close(packed[name], alone[name] * 0.5**0.5)
+        assert packed[name].std().item() == pytest.approx(wanted, rel=0.02)
+
+
 def test_dropout_is_on_the_embeddings_and_on_every_branch() -> None:
     """Dropped entries are zeros, and the others grow."""
     model = build(dropout=0.5).train()

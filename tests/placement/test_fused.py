@@ -57,6 +57,7 @@ class Layer(nn.Module):
         return self.final(stream.sum())
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_the_fused_stream_gives_what_the_equation_gives(name: str, norm: str) -> None:

@@ -1,4 +1,4 @@
-"""The captured step: the same updates as the eager one. Here its kernels are interpreted and its graphs done again."""
+"""The captured step: the same updates as the eager one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from leadline.data import batching
 from leadline.data.store import Store, prepare
 from leadline.diagnose.watch import Watch
 from leadline.errors import UserError
-from leadline.kernels.fused import residual
 from leadline.tasks import Translation
 from leadline.training import checkpoint, graph, inputs
 from leadline.training.checkpoint import State
 from leadline.training.loop import train
 from leadline.training.run import read_metrics
 from leadline.training.step import Step, make_step
+
+pytestmark = pytest.mark.usefixtures("captured")
 
 
 @pytest.fixture
@@ -34,13 +35,6 @@ def config(tiny: Config) -> Config:
         train={"batch_tokens": 16, "updates": 4, "eval_every": 2, "step": "graph"},
         optim={"lr": 0.01},
     )
-
-
-@pytest.fixture(autouse=True)
-def _anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "require_usable", lambda device: None)
-    for name in ("ROWS", "BACK_ROWS"):
-        monkeypatch.setattr(residual, name, 16)  # fewer programs, which the interpreter does one by one
 
 
 def steps(config: Config) -> tuple[Step, list[Any], Any]:

@@ -71,14 +71,8 @@ CASES += [{"embed_norm": False}, {"embed_norm": False, "segments": 0, "embedding
 
 
 @pytest.mark.parametrize("model", CASES, ids=str)
-def test_graph_and_eager_have_the_same_losses_and_weights(masked: Config, model: dict, monkeypatch) -> None:
-    pytest.importorskip("triton")
-    from leadline.kernels.fused import residual
-    from leadline.training import graph
-
-    monkeypatch.setattr(graph, "require_usable", lambda device: None)
-    for name in ("ROWS", "BACK_ROWS"):
-        monkeypatch.setattr(residual, name, 16)
+@pytest.mark.usefixtures("captured")
+def test_graph_and_eager_have_the_same_losses_and_weights(masked: Config, model: dict) -> None:
     each = 2 if model.get("placement") == "post_ln" else 1
     config = masked.set(
         model=model | {"max_length": 16}, train={"batch_tokens": 48, "step": "graph", "accumulate": each}
