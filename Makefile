@@ -7,8 +7,9 @@ READY := .venv/.ready
 demo: $(READY)
 	$(BIN)/leadline demo
 
+# Three workers for two cores: some tests wait for processes of their own.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
