@@ -78,5 +78,6 @@ def write_picture(heat: Heat, path: Path) -> None:
             axes.text(j, i, shown(value), ha="center", va="center", color="white" if dark else "black", fontsize=8)
     axes.set_xticks(range(len(heat.columns)), heat.columns)
     axes.set_yticks(range(len(heat.rows)), heat.rows)
-    axes.set(title=heat.title, xlabel=heat.x_label, ylabel=heat.y_label)
-    figure.savefig(path, dpi=130)
+    axes.set(xlabel=heat.x_label, ylabel=heat.y_label)
+    figure.suptitle(heat.title)
+    figure.savefig(path, dpi=130, bbox_inches="tight")  # a title may be wider than a few columns
