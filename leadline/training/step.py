@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import Config
-from leadline.kernels.attention import ATTENTION
 from leadline.model import Transformer
 from leadline.model.block import Block
-from leadline.model.layers import Attention
 from leadline.model.precision import autocast
 from leadline.tasks import Task
 from leadline.training import optim
@@ -62,9 +60,6 @@ def compile_blocks(model: nn.Module) -> None:
     # Each kind of block (stack, attention, shapes) is one compilation; more than dynamo's 8 are in order.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     for module in model.modules():
-        if isinstance(module, Attention) and module.kernel is ATTENTION["padded"]:
-            # Its groups differ from batch to batch: compiled, it would be compiled again and again.
-            module.kernel = torch.compiler.disable(module.kernel)
         if isinstance(module, Block):
             module.compile(dynamic=False)
 
