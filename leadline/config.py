@@ -34,7 +34,7 @@ class ModelConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
-    # how q, k and v start: each by itself; as one matrix, as in fairseq and torch.nn, which makes them 1/√2 of that
+    # how q, k and v start: each by itself; as one matrix, which makes them 1/√2 of that, as in torch.nn and fairseq
     attention_init: Literal["xavier", "packed"] = "xavier"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     max_length: int = 256  # the longest sequence in tokens; longer ones are counted and left out of training

@@ -12,7 +12,7 @@ from leadline.diagnose import record
 from leadline.diagnose.faults import Finding
 from leadline.diagnose.record import Record
 from leadline.diagnose.structure import Connection
-from leadline.diagnose.verdict import Verdict
+from leadline.diagnose.verdict import Verdict, longest_warmup
 from leadline.errors import UserError
 from leadline.files import write_json
 
@@ -65,7 +65,8 @@ def _tuples(value: Any) -> Any:
 def lines(inspection: Inspection) -> list[str]:
     """What a person wants to know, verdict first."""
     v = inspection.verdict
-    said = [f"{inspection.name}: {v.answer}", f"  at lr {v.rate:g}, warm-up {v.warmup}: "
+    judged = f" (judged as {longest_warmup()})" if v.warmup > longest_warmup() else ""
+    said = [f"{inspection.name}: {v.answer}", f"  at lr {v.rate:g}, warm-up {v.warmup}{judged}: "
             f"{'trains' if v.trains else 'does not train'} (probability of learning {v.probability:.2f})"]  # fmt: skip
     said += [f"  because {line}" for line in v.evidence]
     if not v.trains:

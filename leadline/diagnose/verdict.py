@@ -103,11 +103,16 @@ def warmup_gain(updates: int) -> float:
     return points[-1][1]
 
 
+def longest_warmup() -> int:
+    """Of the grid; a longer one is judged as this one."""
+    return int(calibration()["warmup_gain"][-1][0])
+
+
 def needed_warmup(excess: float) -> int | None:
     """Warm-up updates for a rate this many times above the highest without; None: more than was measured."""
     if excess <= 1:
         return 0
-    for updates in range(5, int(calibration()["warmup_gain"][-1][0]) + 1, 5):
+    for updates in range(5, longest_warmup() + 1, 5):
         if warmup_gain(updates) >= excess:
             return updates
     return None
@@ -179,8 +184,8 @@ def _answer(
         return f"will not train at this depth ({model}): without warm-up even lr {highest:.1e} is too high"
     if needed is not None:
         return f"needs about {needed} warm-up updates at lr {rate:g} ({model}); {without}"
-    most, gain = calibration()["warmup_gain"][-1]
-    so_far = f"({model}): {without}, with {most} warm-up updates up to about {highest * gain:.1e}"
+    most = longest_warmup()
+    so_far = f"({model}): {without}, with {most} warm-up updates up to about {highest * warmup_gain(most):.1e}"
     if warmup > most:
         return f"may not train at lr {rate:g} {so_far}; longer warm-ups were not measured"
     return f"will not train at lr {rate:g} {so_far}"

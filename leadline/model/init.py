@@ -5,9 +5,9 @@
     heads       Xavier: they are no part of the residual stream, so no placement scales them
     biases 0, layer-norm gains 1 (Xiong et al. 2020, section 3.2)
 
-A role's std is Xavier's for its own matrix, also where several roles share one product (q, k and v). fairseq and
-torch.nn take those three for one matrix, of three times the outputs: `model.attention_init = "packed"`. The papers'
-equations do not, but Post-LN trains far better so (docs/results.md).
+A role's std is Xavier's for its own matrix, also where several roles share one product (q, k and v). torch.nn takes
+those three for one matrix, of three times the outputs, which makes them 1/√2 of that; fairseq multiplies each by it:
+`model.attention_init = "packed"`. The papers' equations do not, but Post-LN trains far better so (docs/results.md).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import ModelConfig
+from leadline.errors import UserError
 from leadline.model.block import Block, site_of
 from leadline.model.layers import Embedding, Linear, VocabularyHead
 from leadline.placement import Role, Site, find
@@ -60,6 +61,11 @@ def weights(model: nn.Module, config: ModelConfig) -> Iterator[Weight]:
                     if isinstance(linear, Linear):
                         for role, part in linear.parts():
                             gain = connection.gain(role, connection.site)
+                            if packed and role == "v" and gain != 1:
+                                raise UserError(
+                                    f"{config.placement} says itself how small the values of attention start, so "
+                                    f"model.attention_init cannot be packed: --set model.attention_init=xavier"
+                                )
                             yield Weight(role, connection.site, base_std(role, part.shape, packed) * gain, part)
 
 

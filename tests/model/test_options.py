@@ -70,6 +70,8 @@ def test_packed_attention_starts_as_torch_does_and_nothing_else_changes() -> Non
     for name in changed:
         torch.testing.assert_close(packed[name], alone[name] * 0.5**0.5)
         assert packed[name].std().item() == pytest.approx(wanted, rel=0.02)
+    with pytest.raises(UserError, match="deepnorm says itself how small the values"):
+        build(**sizes, attention_init="packed", placement="deepnorm")
 
 
 def test_dropout_is_on_the_embeddings_and_on_every_branch() -> None:
