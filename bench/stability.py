@@ -128,6 +128,8 @@ def train_grid(jobs: list[tuple[Cell, float]], out: Path, workers: int, minutes:
                 row = results.next(timeout=max(deadline - time.monotonic(), 0.01))  # type: ignore[attr-defined]
             except multiprocessing.TimeoutError:
                 print(f"{len(jobs) - count} runs are left", flush=True)
+                for child in multiprocessing.active_children():
+                    child.kill()  # a training that is asked to end saves first, and its worker then waits for ever
                 return
             writer.writerow(row)
             file.flush()

@@ -184,10 +184,10 @@ def _answer(
         return f"will not train at this depth ({model}): without warm-up even lr {highest:.1e} is too high"
     if needed is not None:
         return f"needs about {needed} warm-up updates at lr {rate:g} ({model}); {without}"
-    most = longest_warmup()
-    so_far = f"({model}): {without}, with {most} warm-up updates up to about {highest * warmup_gain(most):.1e}"
-    if warmup > most:
-        return f"may not train at lr {rate:g} {so_far}; longer warm-ups were not measured"
+    enough, gain = max(calibration()["warmup_gain"], key=lambda point: point[1])  # of several the shortest
+    so_far = f"({model}): {without}, with {enough} warm-up updates up to about {highest * gain:.1e}"
+    if warmup > longest_warmup():
+        return f"may not train at lr {rate:g} {so_far}; no warm-up above {longest_warmup()} was measured"
     return f"will not train at lr {rate:g} {so_far}"
 
 

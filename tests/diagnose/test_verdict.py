@@ -267,7 +267,7 @@ def test_a_rate_too_high_for_any_warm_up(numbers: None) -> None:
     )
     assert not any(line.startswith("warm up") for line in v.remedies)
     longer = judge(POST, [], before(), {1e-3: at(-0.4), 4e-3: at(-0.6), 1.6e-2: at(-2)}, 1.6e-2, warmup=401)
-    assert longer.answer == v.answer.replace("will", "may") + "; longer warm-ups were not measured"
+    assert longer.answer == v.answer.replace("will", "may") + "; no warm-up above 400 was measured"
     assert "warm-up 401 (judged as 400): does not train" in said_of(longer)[1]
 
 
