@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leadline.kernels.compiling import uncompiled
 from leadline.kernels.pack import Pack
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Pack, Pack, bool, float], Tensor]
@@ -87,13 +88,11 @@ def pad(packed: Tensor, pack: Pack) -> Tensor:
     return _Pad.apply(packed, pack.slots, sum(g.sequences * g.length for g in pack.groups))
 
 
+# Groups differ from batch to batch: they would be compiled again and again, and torch 2.11 loses gradients in what it
+# makes of _Pad and _Unpad.
+@uncompiled
 def padded(q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: bool, dropout: float = 0.0) -> Tensor:
     """Scaled dot-product attention, one call a group."""
-    run = _uncompiled if torch.compiler.is_compiling() else _padded
-    return run(q, k, v, q_pack, k_pack, causal, dropout)  # type: ignore[no-any-return]
-
-
-def _padded(q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: bool, dropout: float) -> Tensor:
     results = []
     groups = zip(_grouped(q, q_pack), _grouped(k, k_pack), _grouped(v, k_pack), k_pack.groups, strict=True)
     for queries, keys, values, group in groups:
@@ -102,11 +101,6 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal:
         result = F.scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal=causal)
         results.append(result.transpose(1, 2).flatten(0, 1))
     return _Unpad.apply(torch.cat(results), q_pack.slots, len(q)) if results else torch.zeros_like(q)
-
-
-# Groups differ from batch to batch: torch.compile would compile them again and again, and on torch 2.11 what it makes
-# of _Pad and _Unpad loses gradients. (The former loads dynamo when it is called; the latter at once.)
-_uncompiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)(_padded)
 
 
 def _grouped(x: Tensor, pack: Pack) -> list[Tensor]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from leadline.kernels.compiling import uncompiled
 from leadline.placement.base import Site
 from leadline.placement.pre_ln import PreLN
 
@@ -71,11 +72,7 @@ def _nowhere(values: Tensor) -> Tensor:
     return torch.zeros((), dtype=values.dtype, device=values.device).expand(values.shape)
 
 
-# What goes back along `path` has memory, which torch.compile would not expect. (The former loads it when it is needed.)
-_uncompiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
-
-
-@_uncompiled
+@uncompiled  # what goes back along `path` has memory, which it would not expect
 def combine(weights: Tensor, newest: Tensor, below: Below) -> tuple[Tensor, Below]:
     """x_l, and what is below from here on."""
     x, path = _Combine.apply(weights, newest, *below)
