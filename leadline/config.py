@@ -34,8 +34,8 @@ class ModelConfig:
     dropout: float = 0.1
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
-    # how q, k and v start: each by itself; as one matrix, which makes them 1/√2 of that, as in torch.nn and fairseq
-    attention_init: Literal["xavier", "packed"] = "xavier"
+    # the base initialisation, see leadline.model.init; auto: the one the placement's constants are defined on
+    init: Literal["auto", "xavier", "fairseq_2019", "fairseq_2020"] = "auto"
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     max_length: int = 256  # the longest sequence in tokens; longer ones are counted and left out of training
     embeddings: Literal["tied", "output_tied", "separate"] = "tied"  # one matrix; one a language; three
@@ -232,6 +232,31 @@ def to_dict(config: Any) -> dict[str, Any]:
     }
 
 
+def settings(config: Config) -> dict[str, Any]:
+    """Every option that says what is computed, such as "optim.lr", whether it is at its default or not.
+
+    An option added later is declared with `added`, and left out where it changes nothing: what was computed before it
+    existed is still the same. A default that changes is another value here.
+    """
+    return {
+        f"{section.name}.{option.name}": value
+        for section in dataclasses.fields(config)
+        if dataclasses.is_dataclass(getattr(config, section.name)) and section.name != "data"
+        for option in dataclasses.fields(getattr(config, section.name))
+        for value in [getattr(getattr(config, section.name), option.name)]
+        if not ("neutral" in option.metadata and value == option.metadata["neutral"])
+        and f"{section.name}.{option.name}" not in PLACES
+    }
+
+
+PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
+
+
+def added(default: Any, neutral: Any) -> Any:
+    """An option that came later: with `neutral` the result is what it was without the option."""
+    return field(default=default, metadata={"neutral": neutral})
+
+
 def from_dict(values: dict[str, Any], kind: type = Config, where: str = "") -> Any:
     """Strictly: unknown keys and values of the wrong kind raise."""
     hints = typing.get_type_hints(kind)
@@ -338,8 +363,16 @@ def to_toml(config: Config) -> str:
 
 def load(path: Path) -> Config:
     try:
-        return from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
+        return from_dict(_renamed(tomllib.loads(path.read_text(encoding="utf-8"))))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a TOML file: {error}") from None
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """Files of earlier versions: what a key was called, under the name it has now."""
+    model = values.get("model")
+    if isinstance(model, dict) and (before := model.pop("attention_init", None)):
+        model.setdefault("init", {"packed": "fairseq_2019"}.get(before, before))
+    return values

@@ -24,7 +24,7 @@ from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError, nearest
 from leadline.files import write_json
-from leadline.jobs import Job, Result, execute, finished
+from leadline.jobs import Job, Result, execute, finished, tell_stale
 from leadline.jobs.interval import mean_and_interval
 from leadline.tasks import Classification
 from leadline.training import checkpoint
@@ -162,6 +162,7 @@ def finetune(
     cut = {split: task.examples(split).cut for split in store.manifest["splits"]}
     start = checkpoint.fingerprint(weights)
     planned = {(s, seed): job(base, s, seed, store, start) for s in settings for seed in range(1, seeds + 1)}
+    tell_stale(list(planned.values()), out / "runs", on_event)
     try:
         execute(list(planned.values()), out / "runs", at_once, on_event)
     finally:  # also of a grid that was stopped: what there is
@@ -175,7 +176,7 @@ def finetune(
 def job(base: Config, setting: Setting, seed: int, store: Store, start: str) -> Job:
     text = f"batch {setting.batch}, lr {setting.lr:g}, {setting.epochs} epochs, seed {seed}"
     config = tuned(base, setting, store).set(train={"seed": seed})
-    return Job(text, config, store.manifest["key"], start=start)
+    return Job(text, config, store.manifest["key"], start=start, group="fine-tuning")
 
 
 def summary(setting: Setting, results: Sequence[Result], metric: str) -> Found:

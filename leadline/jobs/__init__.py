@@ -1,7 +1,8 @@
 """Many trainings: what is finished is skipped, what was stopped goes on, several run side by side.
 
-A job is a config and a name. Its folder is named after a hash of the config, so figures that need the same run share
-it. `result.json` says that it is finished; its checkpoints are then deleted, metrics and config stay.
+A job is a config and a name. Its folder is named after a hash of the config, the data and the number of the numerics,
+so figures that need the same run share it, and what other code computed is not taken for it. `result.json` says that it
+is finished, and which code made it; its checkpoints are then deleted, metrics and config stay.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leadline.config import Config, to_dict, to_toml
+from leadline.config import Config, settings, to_toml
 from leadline.errors import UserError
+from leadline.files import write_json
+from leadline.provenance import NUMERICS
 from leadline.training.events import Event
 
 Result = dict[str, Any]
 OnEvent = Callable[[str, Any], None]
-PLACES = ("train.device", "train.start", "train.start_checkpoint")  # keys that say where, and not what
 
 
 @dataclass(frozen=True)
@@ -35,22 +37,12 @@ class Job:
     watch: int = 0  # every so many updates, layers and output are looked at (leadline.diagnose); 0: never
     start: str = ""  # what tells the weights it starts from from others, where train.start names a run
     keep: tuple[str, ...] = ()  # checkpoints that are not deleted when it is finished
+    group: str = ""  # what it is made for: a job of the same group and name takes the place of an earlier one
 
     @property
     def key(self) -> str:
-        """Of everything that makes a difference to the result, which is not where the run is computed.
-
-        Only what differs from the defaults counts, so that a new key in a later version changes nothing.
-        """
-        ours, usual = to_dict(self.config), to_dict(Config())
-        changed = {
-            f"{section}.{key}": value
-            for section, keys in ours.items()
-            if isinstance(keys, dict) and section != "data"
-            for key, value in keys.items()
-            if value != usual[section][key] and f"{section}.{key}" not in PLACES
-        }
-        values = changed | {"task": self.config.task, "data": self.data_key}
+        """Of everything that makes a difference to the result, which is not where the run is computed."""
+        values = settings(self.config) | {"task": self.config.task, "data": self.data_key, "numerics": NUMERICS}
         values |= {"watch": self.watch} if self.watch else {}
         values |= {"start": self.start} if self.start else {}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
@@ -84,6 +76,38 @@ def read_rows(job: Job, root: Path) -> list[dict[str, Any]]:
 def unfinished(jobs: Sequence[Job], root: Path) -> list[Job]:
     different = {job.key: job for job in reversed(jobs)}  # of equal ones the first
     return [job for job in reversed(different.values()) if finished(job, root) is None]
+
+
+def stale(jobs: Sequence[Job], root: Path) -> Iterator[tuple[str, str]]:
+    """(name, why) of earlier results that had the place of these jobs and cannot be used."""
+    waiting = {(job.group, job.name): job for job in unfinished(jobs, root)}
+    ours = {job.folder(root) for job in jobs}
+    for path in sorted(root.glob("*/result.json")) if waiting else []:
+        if path.parent in ours:
+            continue
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            made_for = path.with_name("job.json")
+            group = json.loads(made_for.read_text(encoding="utf-8"))["group"] if made_for.exists() else None
+            matching = [job for job in waiting.values() if job.name == result["name"] and group in (None, job.group)]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        for job in matching:
+            yield job.name, f"the result in {path.parent} is not used: {_why(result, job)}"
+
+
+def _why(result: Result, job: Job) -> str:
+    if result.get("numerics") != NUMERICS:
+        return f"it was computed by numerics {result.get('numerics', 1)}, and this is {NUMERICS}"
+    before, now = result.get("settings", {}), json.loads(json.dumps(settings(job.config)))
+    changed = [key for key in before | now if before.get(key) != now.get(key)]
+    texts = [f"{key} was {before.get(key, 'not there')} and is {now.get(key, 'not there')}" for key in changed]
+    return ", ".join(texts) or "it is of other data"
+
+
+def tell_stale(jobs: Sequence[Job], root: Path, on_event: OnEvent) -> None:
+    for name, why in stale(jobs, root):
+        on_event(name, Event("message", 0, 0, {}, why))
 
 
 def execute(jobs: Sequence[Job], root: Path, at_once: int = 1, on_event: OnEvent = lambda name, event: None) -> None:
@@ -123,6 +147,7 @@ def start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Eve
     folder = job.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
+    write_json(folder / "job.json", {"name": job.name, "group": job.group})
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "leadline.jobs.worker", str(folder), job.name, str(job.watch), *job.keep],

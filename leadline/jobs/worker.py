@@ -21,6 +21,7 @@ from typing import Any
 from leadline import config as configuration
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import write_json
+from leadline.provenance import stamp
 from leadline.training import run as runs
 from leadline.training.events import Event
 
@@ -28,6 +29,7 @@ from leadline.training.events import Event
 def work(folder: Path, name: str, watch: int, keep: Sequence[str] = ()) -> None:
     from leadline.diagnose.drift import Drift
     from leadline.diagnose.watch import Watch
+    from leadline.model.init import base_of
     from leadline.training.loop import resume, train
 
     config = configuration.load(folder / "job.toml")
@@ -43,9 +45,11 @@ def work(folder: Path, name: str, watch: int, keep: Sequence[str] = ()) -> None:
     rows = runs.read_metrics(folder)
     updates = [row for row in rows if "loss" in row]
     evaluations = [row for row in rows if "valid_nll" in row]
-    result: dict[str, Any] = {
+    result: dict[str, Any] = stamp() | {
         "name": name,
+        "settings": configuration.settings(config),
         "placement": config.model.placement,
+        "init": base_of(config.model),
         "layers": [config.model.encoder_layers, config.model.decoder_layers],
         "seed": config.train.seed,
         "diverged": diverged,

@@ -1,13 +1,22 @@
-"""The only place a weight gets a value.
+"""The only place a weight gets a value: N(0, std²), with the std of a base initialisation times the placement's gain.
 
-    matrices    N(0, 2/(inputs + outputs)) (Xavier), times the placement's gain for the weight's role
+    base          q, k, v        out     FFN                        biases
+    xavier        Xavier         Xavier  Xavier                     0
+    fairseq_2019  Xavier / √2    Xavier  Xavier                     0
+    fairseq_2020  Xavier / √2    Xavier  variance 1/(3·inputs)      q, k, v and FFN: variance 1/(3·inputs); out: 0
+
+Xavier's variance is 2/(inputs + outputs) of a role's own matrix, also where several roles share one product. `xavier`
+is what the papers say (Xiong et al. 2020, section 3.2; Wang et al. 2022, Figure 2). `fairseq_2019` is what fairseq did
+until October 2019, and torch.nn.MultiheadAttention still does: q, k and v are one matrix of three times the outputs.
+`fairseq_2020` is what fairseq has done since March 2020: the same on purpose, and nn.Linear's default elsewhere.
+DeepNet's Post-LN started so, as far as its Figure 4 tells (docs/results.md).
+
+A placement whose gains are defined on a base names it; any other starts from fairseq_2019, from which Post-LN trains
+as in the papers. `model.init` chooses another base, and the run is then labelled with it.
+
     embeddings  N(0, 1/D), times the gain for "embed"
     heads       Xavier: they are no part of the residual stream, so no placement scales them
-    biases 0, layer-norm gains 1 (Xiong et al. 2020, section 3.2)
-
-A role's std is Xavier's for its own matrix, also where several roles share one product (q, k and v). torch.nn takes
-those three for one matrix, of three times the outputs, which makes them 1/√2 of that; fairseq multiplies each by it:
-`model.attention_init = "packed"`. The papers' equations do not, but Post-LN trains far better so (docs/results.md).
+    layer-norm gains 1; gains of a placement are for matrices, never for biases
 """
 
 from __future__ import annotations
@@ -21,15 +30,27 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import ModelConfig
-from leadline.errors import UserError
 from leadline.model.block import Block, site_of
 from leadline.model.layers import Embedding, Linear, VocabularyHead
-from leadline.placement import Role, Site, find
+from leadline.placement import Base, Role, Site, find
+
+USUAL: Base = "fairseq_2019"
+
+
+def base_of(config: ModelConfig) -> Base:
+    """The base initialisation that `model.init` means."""
+    return (find(config.placement).base or USUAL) if config.init == "auto" else config.init
+
+
+def label_of(config: ModelConfig) -> str:
+    """The placement, and its base where that is not its own."""
+    own = find(config.placement).base or USUAL
+    return config.placement if base_of(config) == own else f"{config.placement} from {base_of(config)}"
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One matrix of one role, and the standard deviation it starts with."""
+    """A matrix or a bias of one role, and the standard deviation it starts with."""
 
     role: Role
     site: Site
@@ -37,36 +58,41 @@ class Weight:
     tensor: Tensor
 
 
-def base_std(role: Role, shape: tuple[int, ...], packed: bool = False) -> float:
+def base_std(role: Role, shape: tuple[int, ...], base: Base) -> float:
     if role == "embed":
         return shape[-1] ** -0.5
-    outputs = shape[0] * (3 if packed and role in ("q", "k", "v") else 1)
-    return (2 / (outputs + shape[1])) ** 0.5
+    outputs, inputs = shape
+    if base == "fairseq_2020" and role in ("ffn_in", "ffn_out"):
+        return (3 * inputs) ** -0.5
+    smaller = base != "xavier" and role in ("q", "k", "v")
+    return (2 / (outputs + inputs)) ** 0.5 * (0.5**0.5 if smaller else 1.0)
+
+
+def bias_std(role: Role, inputs: int, base: Base) -> float:
+    return (3 * inputs) ** -0.5 if base == "fairseq_2020" and role not in ("out", "head") else 0.0
 
 
 def weights(model: nn.Module, config: ModelConfig) -> Iterator[Weight]:
-    """Every matrix of the model with the std its placement asks for, in a fixed order."""
-    placement = find(config.placement)
-    packed = config.attention_init == "packed"
+    """Every matrix of the model with the std its placement asks for, in a fixed order; then every bias but zeros."""
+    placement, base = find(config.placement), base_of(config)
+    biases: list[Weight] = []
     for module in model.modules():
         if isinstance(module, Embedding):
             site = foot(config)
-            std = base_std("embed", module.weight.shape) * placement.gain("embed", site)
+            std = base_std("embed", module.weight.shape, base) * placement.gain("embed", site)
             yield Weight("embed", site, std, module.weight)
         elif isinstance(module, Linear) and module.roles == ("head",):
-            yield Weight("head", foot(config), base_std("head", module.weight.shape), module.weight)
+            yield Weight("head", foot(config), base_std("head", module.weight.shape, base), module.weight)
         elif isinstance(module, Block):
             for connection, sublayer in module.connections():
+                site = connection.site
                 for linear in sublayer.modules():
                     if isinstance(linear, Linear):
-                        for role, part in linear.parts():
-                            gain = connection.gain(role, connection.site)
-                            if packed and role == "v" and gain != 1:
-                                raise UserError(
-                                    f"{config.placement} says itself how small the values of attention start, so "
-                                    f"model.attention_init cannot be packed: --set model.attention_init=xavier"
-                                )
-                            yield Weight(role, connection.site, base_std(role, part.shape, packed) * gain, part)
+                        for role, matrix, bias in linear.parts():
+                            std = base_std(role, matrix.shape, base) * connection.gain(role, site)
+                            yield Weight(role, site, std, matrix)
+                            biases.append(Weight(role, site, bias_std(role, linear.in_features, base), bias))
+    yield from (bias for bias in biases if bias.std)
 
 
 def foot(config: ModelConfig) -> Site:
@@ -104,10 +130,11 @@ def table(config: ModelConfig) -> list[dict[str, float | str]]:
         with torch.device("meta"):  # no memory: only shapes matter
             block = Block(config, stack, layers - 1)  # type: ignore[arg-type]
         site = foot(config)
-        embed = base_std("embed", (1, config.dim)) * find(config.placement).gain("embed", site)
-        found = reversed(list(weights(block, config)))  # of self-attention and cross-attention the former
-        stds = {f"std_{weight.role}": weight.std for weight in found} | {"std_embed": embed}
-        rows.append(
-            {"placement": config.placement, "stack": stack, "layers": layers, **block.ffn_residual.describe(), **stds}
-        )
+        base = base_of(config)
+        embed = base_std("embed", (1, config.dim), base) * find(config.placement).gain("embed", site)
+        # Of self-attention and cross-attention the former.
+        matrices = reversed([weight for weight in weights(block, config) if weight.tensor.ndim == 2])
+        stds = {f"std_{weight.role}": weight.std for weight in matrices} | {"std_embed": embed}
+        facts: dict[str, float | str] = {"placement": config.placement, "stack": stack, "layers": layers, "init": base}
+        rows.append({**facts, **block.ffn_residual.describe(), **stds})
     return rows

@@ -41,8 +41,10 @@ class Linear(nn.Linear):
         weight, bias = self.compute
         return F.linear(x.to(weight.dtype), weight, bias)
 
-    def parts(self) -> list[tuple[Role, Tensor]]:
-        return list(zip(self.roles, self.weight.chunk(len(self.roles)), strict=True))
+    def parts(self) -> list[tuple[Role, Tensor, Tensor]]:
+        """(role, its rows of the weight, its part of the bias)"""
+        many = len(self.roles)
+        return list(zip(self.roles, self.weight.chunk(many), self.bias.chunk(many), strict=True))
 
 
 class Embedding(nn.Embedding):

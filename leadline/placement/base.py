@@ -25,6 +25,7 @@ Stack = Literal["encoder", "decoder"]
 Kind = Literal["self", "cross", "ffn"]
 Architecture = Literal["encoder-only", "decoder-only", "encoder-decoder"]
 NormName = Literal["layer_norm", "rms_norm"]
+Base = Literal["xavier", "fairseq_2019", "fairseq_2020"]  # what weights start as before gains: leadline.model.init
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Placement(nn.Module, ABC):
     """
 
     architectures: ClassVar[tuple[Architecture, ...]] = get_args(Architecture)  # those the paper defines
+    base: ClassVar[Base | None] = None  # the base initialisation its gains are defined on; None: any
 
     def __init__(self, site: Site) -> None:
         super().__init__()

@@ -27,6 +27,8 @@ def alpha_beta(site: Site) -> tuple[float, float]:
 
 
 class DeepNorm(Placement):
+    base = "xavier"
+
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.norm = site.norm()

@@ -11,6 +11,8 @@ from leadline.placement.post_ln import PostLN
 
 
 class DSInit(PostLN):
+    base = "xavier"
+
     @classmethod
     def gain(cls, role: Role, site: Site) -> float:
         return 1.0 if role == "embed" else site.layer**-0.5

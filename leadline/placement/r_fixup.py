@@ -22,6 +22,8 @@ def connections_of_model(site: Site) -> int:
 
 
 class RFixup(Placement):
+    base = "xavier"
+
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.scale = nn.Parameter(torch.ones(1))

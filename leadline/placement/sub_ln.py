@@ -29,6 +29,8 @@ def gamma(site: Site) -> float:
 
 
 class SubLN(PreLN):
+    base = "xavier"
+
     def inside(self, role: Role, width: int, heads: int) -> nn.Module:
         return nn.Identity() if self.site.kind == "cross" else self.site.norm(width)
 

@@ -21,6 +21,7 @@ from leadline.placement.base import Placement, Role, Site
 
 class TFixup(Placement):
     architectures = ("encoder-decoder",)
+    base = "xavier"
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return x + sublayer(x)

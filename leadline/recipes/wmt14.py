@@ -21,5 +21,4 @@ def wmt14_pre_ln() -> Config:
 
 
 def wmt14_post_ln() -> Config:
-    rates = {"schedule": "inverse_sqrt", "warmup": 4000}
-    return wmt14_pre_ln().set(model={"placement": "post_ln", "attention_init": "packed"}, optim=rates)
+    return wmt14_pre_ln().set(model={"placement": "post_ln"}, optim={"schedule": "inverse_sqrt", "warmup": 4000})

@@ -205,13 +205,15 @@ def _evenly(items: list[str], count: int) -> list[str]:
 
 
 def _overview(runs: list[Run]) -> Table:
-    columns = ["run", "placement", "layers", "dim", "lr", "warm-up", "updates"]
+    columns = ["run", "placement", "started from", "layers", "dim", "lr", "warm-up", "updates"]
     columns += ["last valid loss", "best valid loss", "best at", "seconds", "ended"]
     rows = []
     for run in runs:
         get = run.config.get
         layers = f"{get('model.encoder_layers', '–')}-{get('model.decoder_layers', '–')}"
-        asked = [run.name, get("model.placement"), layers, get("model.dim"), get("optim.lr"), get("optim.warmup")]
+        start = run.facts.get("chosen", {}).get("init", get("model.init"))
+        asked = [run.name, get("model.placement"), start, layers]
+        asked += [get("model.dim"), get("optim.lr"), get("optim.warmup")]
         last, (best, at) = (run.evaluations[-1][0], min(run.evaluations)) if run.evaluations else (None, (None, None))
         seconds = [value for value in run.curve("seconds")[1] if value is not None]
         found = [run.rows[-1]["update"], last, best, at, round(seconds[-1]) if seconds else None, run.ended]
@@ -247,5 +249,6 @@ def _shown(value: object) -> str:
 
 
 def _stands_on(run: Run) -> dict[str, Any]:
-    flat = _flat({key: run.facts.get(key, {}) for key in ("device", "chosen", "versions", "data")})
+    known = ("device", "chosen", "numerics", "code", "began", "versions", "data")
+    flat = _flat({key: run.facts.get(key, {}) for key in known})
     return {key: value for key, value in flat.items() if value != {} and not key.startswith("data.sha256.")}

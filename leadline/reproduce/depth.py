@@ -19,7 +19,7 @@ from leadline.config import Config, DataConfig, DecodeConfig, ModelConfig, Optim
 from leadline.data.store import Progress, Split, Store, prepare
 from leadline.data.tokenizer import EOS
 from leadline.files import write_json
-from leadline.jobs import Execute, Job, Result, execute, finished
+from leadline.jobs import Execute, Job, Result, execute, finished, tell_stale
 from leadline.placement import PLACEMENTS, find
 
 TITLE = "DeepNet Table 1: BLEU by placement and depth"
@@ -95,7 +95,8 @@ def jobs(base: Config, data_key: str, depths: Sequence[int], placements: Sequenc
 
     def one(placement: str, depth: int, seed: int) -> Job:
         model = {"placement": placement, "encoder_layers": depth, "decoder_layers": depth}
-        return Job(f"{placement} {depth}-{depth}, seed {seed}", base.set(model=model, train={"seed": seed}), data_key)
+        config = base.set(model=model, train={"seed": seed})
+        return Job(f"{placement} {depth}-{depth}, seed {seed}", config, data_key, group="deepnet-depth")
 
     return [one(p, depth, seed) for depth in depths for p in placements for seed in range(1, seeds + 1)]
 
@@ -121,6 +122,7 @@ def reproduce(
     store = Store(prepare(base.data, progress=progress))
     guess = of_word_counts(store)
     planned = jobs(base, store.manifest["key"], depths, placements, seeds)
+    tell_stale(planned, out / "runs", on_event)
     try:
         execute(planned, out / "runs", at_once, on_event)
     finally:  # also of a ladder that was stopped: what there is

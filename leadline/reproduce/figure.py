@@ -19,7 +19,8 @@ from leadline import recipes
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.files import write_json
-from leadline.jobs import Execute, Job, OnEvent, execute, finished, read_rows
+from leadline.jobs import Execute, Job, OnEvent, execute, finished, read_rows, tell_stale
+from leadline.provenance import NUMERICS, code
 from leadline.report import page
 from leadline.report.page import Chart, Section, Series, Table, Words
 from leadline.reproduce.claims import Claim, Judged, Numbers, Verdict, judge
@@ -42,6 +43,7 @@ class Variant:
     start: str = ""  # the label of the run whose weights it starts from,
     checkpoint: int = 0  # as they are after so many updates
     seeds: int = 0  # at least so many, whatever is asked for
+    once: bool = False  # one seed is enough: no claim depends on it
 
 
 Variants = dict[str, Variant]  # by label
@@ -105,7 +107,9 @@ class Figure:
 Planned = dict[tuple[str, int], Job]  # by label and seed
 
 
-def plan(variants: Variants, seeds: int, root: Path, progress: Progress = lambda what, done: None) -> Planned:
+def plan(
+    variants: Variants, seeds: int, root: Path, progress: Progress = lambda what, done: None, group: str = ""
+) -> Planned:
     """Each after the one it starts from, and every label with its first seed before any has its second.
 
     So a command that is stopped has something to say of every claim.
@@ -113,7 +117,8 @@ def plan(variants: Variants, seeds: int, root: Path, progress: Progress = lambda
     keys = {variant.config.data: "" for variant in variants.values()}
     for data in keys:
         keys[data] = Store(prepare(data, progress=progress)).manifest["key"]
-    wanted = [(label, v, seed) for label, v in variants.items() for seed in range(1, max(seeds, v.seeds) + 1)]
+    many = {label: 1 if variant.once else max(seeds, variant.seeds) for label, variant in variants.items()}
+    wanted = [(label, v, seed) for label, v in variants.items() for seed in range(1, many[label] + 1)]
     planned: Planned = {}
     for label, variant, seed in sorted(wanted, key=lambda each: (bool(each[1].start), each[2])):
         config, start = variant.config.set(train={"seed": seed}), ""
@@ -121,7 +126,8 @@ def plan(variants: Variants, seeds: int, root: Path, progress: Progress = lambda
             before = planned.get((variant.start, seed)) or planned[variant.start, 1]
             place = {"start": str(before.folder(root).resolve()), "start_checkpoint": f"{variant.checkpoint:08d}"}
             config, start = config.set(train=place), f"{before.key} after {variant.checkpoint}"
-        planned[label, seed] = Job(f"{label}, seed {seed}", config, keys[config.data], variant.watch, start)
+        name = f"{label}, seed {seed}"
+        planned[label, seed] = Job(name, config, keys[config.data], variant.watch, start, group=group)
     return planned
 
 
@@ -158,7 +164,8 @@ def reproduce(
 ) -> list[Judged]:
     """Train what is not there yet; writes NAME.json and the page, also of a command that is stopped."""
     root = out / "runs"
-    planned = plan(figure.variants(scale, base), seeds, root, progress)
+    planned = plan(figure.variants(scale, base), seeds, root, progress, f"{name}, {scale}")
+    tell_stale(list(planned.values()), root, on_event)
     try:
         train(planned, root, at_once, on_event, execute)
     finally:
@@ -168,7 +175,8 @@ def reproduce(
                 runs.setdefault(label, []).append(Run(label, seed, result, read_rows(job, root)))
         judged = [judge(claim, scale, figure.numbers(runs)) for claim in figure.claims]
         facts = {"figure": name, "title": figure.title, "scale": scale, "seeds": seeds, "data": base.data.source}
-        facts |= {"claims": [_row(j) for j in judged]}
+        facts |= {"numerics": NUMERICS, "code": code(), "claims": [_row(j) for j in judged]}
+        facts |= {"runs": [_facts(run, planned[run.label, run.seed].key) for each in runs.values() for run in each]}
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / f"{name}.json", facts)
         done = sections(figure, scale, base.data.source, runs, len(planned), judged)
@@ -178,6 +186,12 @@ def reproduce(
                     picture.unlink()
         page.write(figure.title, done, out / f"{name}.html", out / name)
     return judged
+
+
+def _facts(run: Run, key: str) -> dict[str, Any]:
+    """What tells the result of a run from others, and which code made it."""
+    kept = ("placement", "init", "layers", "updates", "seconds", "diverged", "valid_nll", "valid_bleu", "code")
+    return {"label": run.label, "seed": run.seed, "key": key} | {k: run.result[k] for k in kept if k in run.result}
 
 
 def _row(judged: Judged) -> dict[str, Any]:
@@ -215,11 +229,11 @@ def sections(
 ) -> list[Section]:
     """Of `wanted` runs those that are there."""
     table = [
-        [run.label, run.seed, run.result["updates"], run.last("valid_nll"), run.last("valid_bleu"),
-         "diverged" if run.result["diverged"] else "", run.result["seconds"]]
+        [run.label, run.result.get("init", ""), run.seed, run.result["updates"], run.last("valid_nll"),
+         run.last("valid_bleu"), "diverged" if run.result["diverged"] else "", run.result["seconds"]]
         for members in runs.values() for run in members
     ]  # fmt: skip
-    names = ["run", "seed", "updates", "valid loss (nats a token)", "BLEU", "", "seconds"]
+    names = ["run", "started from", "seed", "updates", "valid loss (nats a token)", "BLEU", "", "seconds"]
     count = sum(map(len, runs.values()))
     all_or_some = f"{count} in all" if count == wanted else f"of {wanted} runs only {count} are finished"
     charts = [section for section in figure.charts(runs) if not isinstance(section, Chart) or section.series]

@@ -2,7 +2,8 @@
 
 Two CUDA graphs: one of a batch's forward and backward pass, one of the update (gradient norm, clipping, optimizer).
 They read the batch, the learning rate, the divisor of the loss and the seed of dropout from fixed places on the
-device. An update that somebody watches runs uncaptured on the plain model, so that hooks see its tensors.
+device. For an update that somebody watches, the plain model runs over its batches first, so that hooks see its
+tensors; the update itself is the same as any other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from leadline.tasks import Task
 from leadline.training import inputs, optim
 from leadline.training.events import Watcher
 from leadline.training.flat import FlatAdam, fuse
-from leadline.training.step import Result
+from leadline.training.step import Result, dropout_seed
 
 
 def require_usable(device: torch.device) -> None:
@@ -67,7 +68,6 @@ class GraphStep:
         self.accumulates = config.train.accumulate > 1
         self.flat, self.runtime = fuse(model, DTYPES[config.train.precision], self.accumulates)
         model.fused.recompute = config.train.recompute
-        model.use_recompute(config.train.recompute)  # for updates that are watched
         own = config.optim.name in ("adam", "adamw")
         self.optimizer = FlatAdam(self.flat, config.optim) if own else optim.optimizer(config.optim, model)
         self.numbers = torch.zeros(32, dtype=torch.uint8, device=self.device)
@@ -90,20 +90,20 @@ class GraphStep:
         count = sum(batch.count for batch in batches)
         control = self.optimizer.control(lr) if isinstance(self.optimizer, FlatAdam) else [lr, 1.0, 1.0]
         if watchers:
-            return self._watched(batches, update, lr, count, control, watchers)
+            self._show(batches, update, count, watchers)
         if self.backward is None:
             self._capture(batches[0])
         assert self.backward is not None
         for number, batch in enumerate(batches):
-            # Dropout is a function of (seed, update, batch): a resumed run draws what the whole run would have drawn.
-            seed = (self.config.train.seed * 1_000_003 + update) * self.config.train.accumulate + number
-            self._send(control, count, seed)
+            self._send(control, count, dropout_seed(self.config.train.seed, update, number))
             self.data.copy_(batch.data, non_blocking=True)
             self.backward.replay()
+        for watcher in watchers:
+            watcher.gradients()
         self._update(lr)
         loss, norm = self.found.clone().unbind()
         self.found.zero_()
-        return Result(loss, norm, sum(batch.tokens for batch in batches), [])
+        return Result(loss, norm, sum(batch.tokens for batch in batches), [watcher.end(lr) for watcher in watchers])
 
     def _send(self, control: list[float], count: int, seed: int) -> None:
         host = np.zeros(32, dtype=np.uint8)
@@ -168,34 +168,16 @@ class GraphStep:
             work()
         return graph
 
-    def _watched(
-        self,
-        batches: Sequence[Prepared],
-        update: int,
-        lr: float,
-        count: int,
-        control: list[float],
-        watchers: Sequence[Watcher],
-    ) -> Result:
+    @torch.no_grad()
+    def _show(self, batches: Sequence[Prepared], update: int, count: int, watchers: Sequence[Watcher]) -> None:
+        """The plain model's forward pass over the batches of an update, for the hooks of those who watch."""
         for watcher in watchers:
             watcher.begin(self.model)
-        torch.manual_seed(self.config.train.seed * 1_000_003 + update)
-        self.flat.gradients.zero_()
-        total = torch.zeros((), device=self.device)
         fused, self.model.fused = self.model.fused, None
         try:
-            for batch in batches:
+            for number, batch in enumerate(batches):
+                torch.manual_seed(dropout_seed(self.config.train.seed, update, number))
                 with autocast(self.device, self.config.train.precision):
-                    loss = self.task.loss(self.model, batch.batch.to(self.device), count)
-                loss.backward()
-                total += loss.detach()
+                    self.task.loss(self.model, batch.batch.to(self.device), count)
         finally:
             self.model.fused = fused
-        for watcher in watchers:
-            watcher.gradients()
-        self._send(control, count, 0)
-        self._update(lr)
-        norm = self.found[1].clone()
-        self.found.zero_()
-        tokens = sum(batch.tokens for batch in batches)
-        return Result(total, norm, tokens, [watcher.end(lr) for watcher in watchers])

@@ -20,7 +20,7 @@ from leadline.data import batching
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.kernels import attention
-from leadline.model import Transformer
+from leadline.model import Transformer, init
 from leadline.model.layers import Embed
 from leadline.model.precision import autocast
 from leadline.training import checkpoint, optim
@@ -52,7 +52,10 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
         config = replace(config, data=replace(store.data, source=config.data.source))
         setup = _set_up(folder, config, store, on_step)  # what cannot work fails here, before anything is written
         chosen = {"step": config.train.step, "precision": config.train.precision, "attention": setup.attention}
-        runs.describe(folder, config, store, str(setup.device), chosen)
+        chosen |= {"init": init.base_of(config.model)}
+        other_code = runs.describe(folder, config, store, str(setup.device), chosen)
+        if other_code:
+            setup.tell("message", 0, message=other_code)
         _train(setup, signals)
     return folder
 
@@ -148,7 +151,8 @@ def _train(setup: Setup, signals: list[int]) -> None:
     weights = sum(p.numel() for p in setup.model.parameters())
     where = f"from update {state.update}" if state.update else "from the beginning"
     facts = f"{weights:,} weights on {setup.device}, {setup.updates_per_epoch} updates an epoch"
-    setup.tell("start", state.update, message=f"{config.model.placement}, {facts}, {where}")
+    start = f"{config.model.placement} started from {init.base_of(config.model)}"
+    setup.tell("start", state.update, message=f"{start}, {facts}, {where}")
     if setup.device.type == "cuda" and config.train.step != "graph":
         setup.tell("message", 0, message="on a GPU --set train.step=graph is about ten times faster")
     if setup.task.skipped:

@@ -1,7 +1,7 @@
 """A run is a folder: what was asked, on what, what was measured, and the checkpoints.
 
 config.toml      reruns it: leadline train RUN/config.toml
-run.json         versions, device, data hashes
+run.json         which code and versions, device, the config with every choice made, data hashes
 tokenizer.json   so that the run can translate without its data
 metrics.jsonl    one line a measurement
 tensorboard/     the same for TensorBoard
@@ -29,6 +29,7 @@ from leadline.config import Config
 from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.files import to_json, write_json
+from leadline.provenance import NUMERICS, stamp
 
 
 def require_new(folder: Path) -> None:
@@ -60,36 +61,55 @@ def load_config(folder: Path) -> Config:
 def labels_of(folder: Path) -> list[str] | None:
     """Of a run that learnt to classify: the names of its classes, in their order."""
     try:
-        return json.loads((folder / "run.json").read_text(encoding="utf-8"))["data"].get("labels")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _facts(folder)["data"].get("labels")
+    except (KeyError, AttributeError):
         return None
 
 
-def describe(folder: Path, config: Config, store: Store, device: str, chosen: dict[str, str]) -> None:
-    """Write what was asked and what the run stands on; a run that goes on must stand on the same data."""
-    _require_same_data(folder, store)
+def describe(folder: Path, config: Config, store: Store, device: str, chosen: dict[str, str]) -> str:
+    """Write what was asked and what the run stands on; a run that goes on must stand on the same data.
+
+    Returns what is to be said of a run that other code began, if anything.
+    """
+    before = _facts(folder)
+    _require_same_data(folder, before, store)
     if not (folder / "config.toml").exists():
         (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
     packages = ("leadline", "torch", "numpy", "tokenizers", "safetensors", "sacrebleu")
     versions = {"python": platform.python_version()} | {name: _version(name) for name in packages}
     known = ("key", "sha256", "splits", "labels")
-    facts: dict[str, Any] = {
+    facts: dict[str, Any] = stamp() | {
         "versions": versions,
         "device": device,
         "chosen": chosen,
+        "config": configuration.to_dict(config),
         "data": {key: store.manifest[key] for key in known if key in store.manifest},
     }
+    if before:
+        facts["began"] = before.get("began", {"numerics": before.get("numerics", 1), "code": before.get("code")})
     write_json(folder / "run.json", facts)
     shutil.copyfile(store.folder / "tokenizer.json", folder / "tokenizer.json")
+    numerics = before.get("numerics", 1) if before else NUMERICS
+    differs = f"this run was computed by numerics {numerics} so far and goes on with {NUMERICS}"
+    return "" if numerics == NUMERICS else f"{differs}: it is not what either would have computed alone"
 
 
-def _require_same_data(folder: Path, store: Store) -> None:
+def _facts(folder: Path) -> dict[str, Any]:
+    """What an earlier start has written; nothing where there was none, or where it is damaged."""
     try:
-        before = json.loads((folder / "run.json").read_text(encoding="utf-8"))["data"]
-        same = before["key"] == store.manifest["key"]
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _require_same_data(folder: Path, before: dict[str, Any], store: Store) -> None:
+    try:
+        data = before["data"]
+        same = data["key"] == store.manifest["key"]
         # Data prepared again from the same text can still have another vocabulary: WordPiece is learnt by chance.
-        same = same and before["sha256"]["tokenizer.json"] == store.manifest["sha256"]["tokenizer.json"]
-    except (OSError, ValueError, KeyError, TypeError):
+        same = same and data["sha256"]["tokenizer.json"] == store.manifest["sha256"]["tokenizer.json"]
+    except (KeyError, TypeError):
         return
     if not same:
         raise UserError(f"the data of {folder} has changed since the run began: restore it, or train in another folder")

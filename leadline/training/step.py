@@ -55,6 +55,12 @@ def make_step(config: Config, task: Task, model: Transformer) -> Step:
     return EagerStep(config, task, model)
 
 
+def dropout_seed(seed: int, update: int, micro_batch: int) -> int:
+    """What dropout draws is a function of these, and not of how the work is cut: a resumed run, an update that is
+    watched and whoever computes only some of an update's micro-batches draw the same."""
+    return (seed * 1_000_003 + update + micro_batch * 0x9E3779B97F4A7C15) % 2**63
+
+
 def compile_blocks(model: nn.Module) -> None:
     """Block by block, so that the time to compile does not grow with depth."""
     # Each kind of block (stack, attention, shapes) is one compilation; more than dynamo's 8 are in order.
@@ -81,11 +87,10 @@ class EagerStep:
     def __call__(self, batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result:
         for watcher in watchers:
             watcher.begin(self.model)
-        # Dropout is a function of (seed, update): a resumed run draws what the whole run would have drawn.
-        torch.manual_seed(self.config.train.seed * 1_000_003 + update)
         count = sum(batch.count for batch in batches)
         total = torch.zeros((), device=self.device)
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            torch.manual_seed(dropout_seed(self.config.train.seed, update, number))
             with autocast(self.device, self.config.train.precision):
                 loss = self.task.loss(self.model, batch.to(self.device), count)
             loss.backward()

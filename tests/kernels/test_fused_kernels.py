@@ -266,6 +266,18 @@ def test_embedding(p: float, learned: bool) -> None:
     assert_same(gradients(fused, *leaves), gradients(expected, *leaves))
 
 
+def test_embedding_of_many_equal_tokens() -> None:
+    """More than a program reads at a time, and more columns than it has."""
+    table, places, how = with_gradient(3, 136), torch.zeros(1, 136, device=DEVICE), Dropout(0.0, SEED, 1)
+    tokens = torch.tensor([1] * 70 + [2] + [1] * 3 + [0] * 32, device=DEVICE)
+    positions = torch.zeros_like(tokens)
+    ways = (
+        lambda: embedding.embed(table, places, tokens, positions, 3.0, how, RUNTIME),
+        lambda: embedding.reference(table, places, tokens, positions, 3.0, how),
+    )
+    assert_same(*(gradients(way, table) for way in ways))
+
+
 # The optimizer
 
 

@@ -1,4 +1,8 @@
-"""The foot of a stack: dropout(scale·E[token] + P[position]), and its way back into the tables."""
+"""The foot of a stack: dropout(scale·E[token] + P[position]), and its backward pass into the tables.
+
+Many tokens add to one row of a table's gradient. Sorted by row, those of one row lie side by side, and one program adds
+them up in a fixed order: the same batch gives the same bits.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,9 @@ from torch import Tensor, nn
 
 from leadline.kernels.fused.dropout import Dropout, keeps, row_keys
 from leadline.kernels.fused.runtime import Runtime
+
+COLUMNS = 128  # of a program that adds up rows
+AT_ONCE = 32  # rows it reads at a time
 
 
 @triton.jit(do_not_specialize=["salt", "threshold"])
@@ -31,23 +38,35 @@ def _embed(  # type: ignore[no-untyped-def]
     tl.store(out + row.to(tl.int64) * D + column, value, mask=inside)
 
 
-@triton.jit(do_not_specialize=["salt", "threshold"])
-def _embed_backward(  # type: ignore[no-untyped-def]
-    dx, tokens, positions, d_table, d_places, seed, salt, threshold, drop_scale, scale, D,
-    DROPS: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["salt", "threshold", "rows"])
+def _add_up(  # type: ignore[no-untyped-def]
+    dx, entries, order, gradient, seed, salt, threshold, drop_scale, scale, rows, D,
+    DROPS: tl.constexpr, AT_ONCE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    column = tl.arange(0, BLOCK)
-    inside = column < D
-    gradient = tl.load(dx + row.to(tl.int64) * D + column, mask=inside, other=0.0)
-    if DROPS:
-        keys = row_keys(seed, salt, tl.zeros((BLOCK,), tl.int32) + row)
-        gradient = tl.where(keeps(keys, column, threshold), gradient * drop_scale, 0.0)
-    token = tl.load(tokens + row).to(tl.int64)
-    tl.atomic_add(d_table + token * D + column, gradient * scale, mask=inside)
-    if PLACES:
-        position = tl.load(positions + row).to(tl.int64)
-        tl.atomic_add(d_places + position * D + column, gradient, mask=inside)
+    """gradient[e] += scale · the rows of dx whose entry is e; `entries` are sorted, `order` says which row each is of.
+
+    The program of the first row of an entry adds them all up; the others have nothing to do.
+    """
+    first = tl.program_id(0)
+    entry = tl.load(entries + first)
+    goes_on = (first == 0) | (tl.load(entries + tl.maximum(first - 1, 0)) != entry)
+    if goes_on:
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < D
+        total = tl.zeros((COLUMNS,), tl.float32)
+        while goes_on:
+            at = first + tl.arange(0, AT_ONCE)
+            same = tl.load(entries + at, mask=at < rows, other=-1) == entry
+            row = tl.load(order + at, mask=same, other=0)
+            values = tl.load(dx + row[:, None] * D + column[None, :], mask=same[:, None] & inside[None, :], other=0.0)
+            if DROPS:
+                keys = row_keys(seed, salt, row)
+                values = tl.where(keeps(keys[:, None], column[None, :], threshold), values * drop_scale, 0.0)
+            total += tl.sum(values, 0)
+            first += AT_ONCE
+            goes_on = tl.sum(same.to(tl.int32), 0) == AT_ONCE
+        out = gradient + entry * D + column
+        tl.store(out, tl.load(out, mask=inside, other=0.0) + scale * total, mask=inside)
 
 
 class _Embed(torch.autograd.Function):
@@ -62,26 +81,32 @@ class _Embed(torch.autograd.Function):
             tokens, positions, table, places, out, dropout.seed, dropout.salt, dropout.threshold, dropout.scale, scale,
             D, DROPS=dropout.p > 0, BLOCK=triton.next_power_of_2(D), num_warps=4,
         )  # fmt: skip
-        ctx.table, ctx.places, ctx.scale, ctx.dropout, ctx.runtime = table, places, scale, dropout, runtime
-        ctx.save_for_backward(tokens, positions)
+        ctx.dropout, ctx.runtime = dropout, runtime
+        given = [(table, tokens, scale), (places, positions, 1.0)]
+        ctx.tables = [(parameter, scale) for parameter, _, scale in given if parameter.requires_grad]
+        ctx.sorted = []  # (entries, order) of each table, by the time the backward pass comes
+        if any(ctx.needs_input_grad):
+
+            def sort() -> None:
+                ctx.sorted += [entries.sort(stable=True) for parameter, entries, _ in given if parameter.requires_grad]
+
+            runtime.aside(sort, tokens, positions)
         return out
 
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        tokens, positions = ctx.saved_tensors
         dropout, (rows, D) = ctx.dropout, dx.shape
-        learned = ctx.places.requires_grad
         dx = dx.contiguous()
 
         def add_up() -> None:
-            _embed_backward[(rows,)](
-                dx, tokens, positions, ctx.table.grad, ctx.places.grad if learned else None,
-                dropout.seed, dropout.salt, dropout.threshold, dropout.scale, ctx.scale, D,
-                DROPS=dropout.p > 0, PLACES=learned, BLOCK=triton.next_power_of_2(D), num_warps=4,
-            )  # fmt: skip
+            for (parameter, scale), (entries, order) in zip(ctx.tables, ctx.sorted, strict=True):
+                _add_up[(rows, triton.cdiv(D, COLUMNS))](
+                    dx, entries, order, parameter.grad, dropout.seed, dropout.salt, dropout.threshold, dropout.scale,
+                    scale, rows, D, DROPS=dropout.p > 0, AT_ONCE=AT_ONCE, COLUMNS=COLUMNS, num_warps=4,
+                )  # fmt: skip
 
         # After the projection onto the vocabulary, which writes over the same gradient where they share a table.
-        ctx.runtime.aside(add_up, dx, tokens, positions)
+        ctx.runtime.aside(add_up, dx)
         return (None,) * 7
 
 
@@ -94,8 +119,7 @@ def embed(
     dropout: Dropout,
     runtime: Runtime,
 ) -> Tensor:
-    """[T] tokens and positions -> [T, D] in float32. Several tokens add to one row of the table's gradient at once,
-    in no fixed order: its last bits may differ from run to run."""
+    """[T] tokens and positions -> [T, D] in float32."""
     return _Embed.apply(table, places, tokens, positions, scale, dropout, runtime)
 
 
