@@ -38,35 +38,40 @@ def _embed(  # type: ignore[no-untyped-def]
     tl.store(out + row.to(tl.int64) * D + column, value, mask=inside)
 
 
-@triton.jit(do_not_specialize=["salt", "threshold", "rows"])
+@triton.jit(do_not_specialize=["salt", "threshold"])
 def _add_up(  # type: ignore[no-untyped-def]
-    dx, entries, order, gradient, seed, salt, threshold, drop_scale, scale, rows, D,
+    dx, entries, order, ends, gradient, seed, salt, threshold, drop_scale, scale, D,
     DROPS: tl.constexpr, AT_ONCE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """gradient[e] += scale · the rows of dx whose entry is e; `entries` are sorted, `order` says which row each is of.
+    """gradient[e] += scale · the rows of dx whose entry is e.
 
-    The program of the first row of an entry adds them all up; the others have nothing to do.
+    `entries` are sorted, `order` says which row each is of, and `ends` where its equals end. The program of the first
+    row of an entry adds them all up; the others have nothing to do.
     """
     first = tl.program_id(0)
     entry = tl.load(entries + first)
-    goes_on = (first == 0) | (tl.load(entries + tl.maximum(first - 1, 0)) != entry)
-    if goes_on:
+    if (first == 0) | (tl.load(entries + tl.maximum(first - 1, 0)) != entry):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < D
+        end = tl.load(ends + first).to(tl.int32)
         total = tl.zeros((COLUMNS,), tl.float32)
-        while goes_on:
-            at = first + tl.arange(0, AT_ONCE)
-            same = tl.load(entries + at, mask=at < rows, other=-1) == entry
+        for begin in range(first, end, AT_ONCE):
+            at = begin + tl.arange(0, AT_ONCE)
+            same = at < end
             row = tl.load(order + at, mask=same, other=0)
             values = tl.load(dx + row[:, None] * D + column[None, :], mask=same[:, None] & inside[None, :], other=0.0)
             if DROPS:
                 keys = row_keys(seed, salt, row)
                 values = tl.where(keeps(keys[:, None], column[None, :], threshold), values * drop_scale, 0.0)
             total += tl.sum(values, 0)
-            first += AT_ONCE
-            goes_on = tl.sum(same.to(tl.int32), 0) == AT_ONCE
         out = gradient + entry * D + column
         tl.store(out, tl.load(out, mask=inside, other=0.0) + scale * total, mask=inside)
+
+
+def _sorted(entries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The entries in order, the row each is of, and for each where its equals end."""
+    entries, order = entries.sort(stable=True)
+    return entries, order, torch.searchsorted(entries, entries, right=True)
 
 
 class _Embed(torch.autograd.Function):
@@ -84,11 +89,11 @@ class _Embed(torch.autograd.Function):
         ctx.dropout, ctx.runtime = dropout, runtime
         given = [(table, tokens, scale), (places, positions, 1.0)]
         ctx.tables = [(parameter, scale) for parameter, _, scale in given if parameter.requires_grad]
-        ctx.sorted = []  # (entries, order) of each table, by the time the backward pass comes
+        ctx.sorted = []  # of each table, by the time the backward pass comes
         if any(ctx.needs_input_grad):
 
             def sort() -> None:
-                ctx.sorted += [entries.sort(stable=True) for parameter, entries, _ in given if parameter.requires_grad]
+                ctx.sorted += [_sorted(entries) for parameter, entries, _ in given if parameter.requires_grad]
 
             runtime.aside(sort, tokens, positions)
         return out
@@ -99,10 +104,10 @@ class _Embed(torch.autograd.Function):
         dx = dx.contiguous()
 
         def add_up() -> None:
-            for (parameter, scale), (entries, order) in zip(ctx.tables, ctx.sorted, strict=True):
+            for (parameter, scale), places in zip(ctx.tables, ctx.sorted, strict=True):
                 _add_up[(rows, triton.cdiv(D, COLUMNS))](
-                    dx, entries, order, parameter.grad, dropout.seed, dropout.salt, dropout.threshold, dropout.scale,
-                    scale, rows, D, DROPS=dropout.p > 0, AT_ONCE=AT_ONCE, COLUMNS=COLUMNS, num_warps=4,
+                    dx, *places, parameter.grad, dropout.seed, dropout.salt, dropout.threshold, dropout.scale, scale, D,
+                    DROPS=dropout.p > 0, AT_ONCE=AT_ONCE, COLUMNS=COLUMNS, num_warps=4,
                 )  # fmt: skip
 
         # After the projection onto the vocabulary, which writes over the same gradient where they share a table.
