@@ -211,7 +211,7 @@ def _overview(runs: list[Run]) -> Table:
     for run in runs:
         get = run.config.get
         layers = f"{get('model.encoder_layers', '–')}-{get('model.decoder_layers', '–')}"
-        start = run.facts.get("chosen", {}).get("init", get("model.init"))
+        start = _flat(run.facts).get("chosen.init")
         asked = [run.name, get("model.placement"), start, layers]
         asked += [get("model.dim"), get("optim.lr"), get("optim.warmup")]
         last, (best, at) = (run.evaluations[-1][0], min(run.evaluations)) if run.evaluations else (None, (None, None))

@@ -44,7 +44,7 @@ def changes(placement: str, layers: int, seed: int) -> dict[tuple[str, str], flo
     """‖ΔF‖/√d in one step of an optimizer that moves only one kind of weights; d 64, FFN 128, random text."""
     draw = np.random.default_rng(seed)
     shape = {"encoder_layers": layers, "decoder_layers": layers, "dim": 64, "ffn_dim": 128, "heads": 2}
-    model = Transformer(500, seed=seed, placement=placement, max_length=16, dropout=0.0, **shape)
+    model = Transformer(500, seed=seed, placement=placement, init="xavier", max_length=16, dropout=0.0, **shape)
     source, target = (pack_one([draw.integers(4, 500, 16) for _ in range(8)]) for _ in range(2))
     hidden = model(source, target)
     F.cross_entropy(model.logits(hidden), torch.from_numpy(draw.integers(4, 500, 128))).backward()

@@ -202,7 +202,9 @@ def train_here(what: Job, root: Path) -> Path:
 
 
 def outcome(folder: Path) -> tuple[dict[str, Any], list[tuple[float, float]]]:
-    """Its result but for its name and time, and the loss of every update."""
+    """Its result but for its name, settings and time, and the loss of every update."""
     result = json.loads((folder / "result.json").read_text())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return result | {"name": "", "seconds": 0}, [(row["update"], row["loss"]) for row in rows if "loss" in row]
+    return result | {"name": "", "settings": {}, "seconds": 0}, [
+        (row["update"], row["loss"]) for row in rows if "loss" in row
+    ]

@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from leadline.config import Config, to_toml
+from leadline import config as configuration
+from leadline import jobs, provenance
+from leadline.config import Config, ModelConfig, OptimConfig, to_toml
 from leadline.errors import UserError
 from leadline.jobs import Job, execute, finished, worker
+from leadline.provenance import FORMAT, NUMERICS
 from leadline.reproduce import depth
 
 TINY = depth.SCALES["tiny"].config.set(
@@ -38,9 +41,74 @@ def test_a_key_is_of_what_matters() -> None:
     assert len({job().key, *(other.key for other in others)}) == 4
 
 
-def test_a_new_config_key_with_its_default_changes_no_key() -> None:
-    explicit = Job("one", TINY.set(model={"norm": Config().model.norm}), "data")
-    assert explicit.key == job().key
+def test_what_keys_cover_changes_only_on_purpose() -> None:
+    """If this fails, results that were computed before are not found any more.
+
+    For a new option: declare it with `added`. For a default that changes: it is meant, so write the new number here.
+    """
+    assert Job("one", Config(), "data").key == "94c90853364d23ce"
+
+
+def test_a_new_option_where_it_changes_nothing_changes_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Later(ModelConfig):
+        rotary: bool = configuration.added(default=True, neutral=False)
+
+    @dataclass(frozen=True, kw_only=True)
+    class LaterConfig(Config):
+        model: Later = field(default_factory=Later)
+
+    before = Job("one", Config(), "data").key
+    assert Job("one", LaterConfig(model=Later(rotary=False)), "data").key == before
+    assert Job("one", LaterConfig(), "data").key != before
+
+
+def test_a_default_that_changes_changes_the_key_of_those_who_have_it() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Other(OptimConfig):
+        lr: float = 7e-4
+
+    @dataclass(frozen=True, kw_only=True)
+    class OtherConfig(Config):
+        optim: Other = field(default_factory=Other)
+
+    assert Job("one", OtherConfig(), "data").key != Job("one", Config(), "data").key
+    assert Job("one", OtherConfig(optim=Other(lr=5e-4)), "data").key == Job("one", Config(), "data").key
+
+
+def test_results_of_other_code_or_settings_are_named_and_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = replace(job(), group="figure")
+    execute([one], tmp_path)
+    result = finished(one, tmp_path)
+    assert result is not None
+    assert (result["format"], result["numerics"]) == (FORMAT, NUMERICS)
+    assert result["code"] == provenance.code()
+    assert result["settings"]["optim.lr"] == TINY.optim.lr
+    assert result["init"] == "fairseq_2019"
+    assert not list(jobs.stale([one], tmp_path))
+    heard: list[tuple[str, str]] = []
+
+    def told(which: Job) -> str:
+        heard.clear()
+        jobs.tell_stale([which], tmp_path, lambda name, event: heard.append((name, event.message)))
+        assert finished(which, tmp_path) is None
+        ((name, words),) = heard
+        assert name == which.name
+        return words
+
+    assert told(replace(job(seed=2), group="figure")).endswith("is not used: train.seed was 1 and is 2")
+    assert told(replace(one, data_key="other")).endswith("is not used: it is of other data")
+    assert not list(jobs.stale([replace(job(seed=2), group="another figure")], tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "NUMERICS", NUMERICS + 1)
+        assert told(one).endswith(f"it was computed by numerics {NUMERICS}, and this is {NUMERICS + 1}")
+    (one.folder(tmp_path) / "result.json").rename(tmp_path / "kept.json")
+    old = tmp_path / "post_ln-0123456789abcdef"  # of before results knew any of this
+    old.mkdir()
+    (old / "result.json").write_text('{"name": "one", "diverged": ""}')
+    assert told(one).endswith(f"it was computed by numerics 1, and this is {NUMERICS}")
 
 
 def test_divergence_is_a_result_and_a_mistake_is_told(tmp_path: Path) -> None:

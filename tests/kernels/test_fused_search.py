@@ -122,6 +122,7 @@ def random_model(vocab: int, seed: int, placement: str = "post_ln", likely_end: 
         heads=1,
         max_length=64,
         embeddings="separate",
+        init="xavier",
     )
     with torch.no_grad():
         model.output.weight *= 3  # peaked distributions: hypotheses differ clearly in score

@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from leadline.config import ModelConfig
 from leadline.errors import UserError
 from leadline.kernels.pack import Pack, pack_one
 from leadline.model import Transformer
+from leadline.model.init import base_of, label_of
 from leadline.model.precision import autocast
+from leadline.placement import PLACEMENTS
 from leadline.training.step import compile_blocks
 
 VOCAB, DIM, FFN, LONGEST = 11, 8, 12, 10
@@ -59,10 +62,21 @@ def test_each_dropout_is_random_in_training_and_off_otherwise(architecture: str,
     assert not torch.allclose(one, exact)
 
 
-def test_packed_attention_starts_as_torch_does_and_nothing_else_changes() -> None:
-    sizes = {"dim": 256, "ffn_dim": 256, "heads": 4}
-    alone = dict(build(**sizes).named_parameters())
-    packed = dict(build(**sizes, attention_init="packed").named_parameters())
+# The base initialisation
+
+WIDE = {"dim": 256, "ffn_dim": 512, "heads": 4}
+
+
+def parameters(**options: Any) -> dict[str, Tensor]:
+    return {name: weight.detach() for name, weight in build(**WIDE, **options).named_parameters()}
+
+
+def rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
+
+
+def test_fairseq_2019_starts_attention_as_torch_does_and_nothing_else_changes() -> None:
+    alone, packed = parameters(init="xavier"), parameters(init="fairseq_2019")
     torch.manual_seed(0)
     wanted = torch.nn.MultiheadAttention(256, 4).in_proj_weight.std().item()
     changed = {name for name, weight in packed.items() if not torch.equal(weight, alone[name])}
@@ -70,8 +84,51 @@ def test_packed_attention_starts_as_torch_does_and_nothing_else_changes() -> Non
     for name in changed:
         torch.testing.assert_close(packed[name], alone[name] * 0.5**0.5)
         assert packed[name].std().item() == pytest.approx(wanted, rel=0.02)
-    with pytest.raises(UserError, match="deepnorm says itself how small the values"):
-        build(**sizes, attention_init="packed", placement="deepnorm")
+
+
+def test_fairseq_2020_starts_the_rest_as_nn_linear_does() -> None:
+    """Weights and biases of the FFN, and the biases of q, k and v; out, embeddings and norms as before."""
+    before, found = parameters(init="fairseq_2019"), parameters(init="fairseq_2020")
+    torch.manual_seed(0)
+    of_torch = {inputs: torch.nn.Linear(inputs, 4096) for inputs in (256, 512)}
+    for name, weight in found.items():
+        last, kind = name.split(".")[-2:]
+        if kind == "bias" and last in ("qkv", "q", "kv", "expand", "contract"):
+            wanted = of_torch[512 if last == "contract" else 256].bias
+            assert rms(weight) == pytest.approx(rms(wanted), rel=0.2), name
+        elif kind == "weight" and last in ("expand", "contract"):
+            assert rms(weight) == pytest.approx(rms(of_torch[weight.shape[1]].weight), rel=0.02), name
+        else:
+            assert torch.equal(weight, before[name]), name
+
+
+def test_the_base_initialisations_by_hand() -> None:
+    """d = 256, FFN = 512: variances of q, k and v, of out, of the FFN's two matrices and of the FFN's first bias."""
+    by_hand = {
+        "xavier": (2 / 512, 2 / 512, 2 / 768, 2 / 768, 0),
+        "fairseq_2019": (2 / 1024, 2 / 512, 2 / 768, 2 / 768, 0),
+        "fairseq_2020": (2 / 1024, 2 / 512, 1 / 768, 1 / 1536, 1 / 768),
+    }
+    for init, wanted in by_hand.items():
+        found = parameters(init=init)
+        layer = "decoder.blocks.0."
+        names = ("attn.qkv.weight", "attn.out.weight", "ffn.expand.weight", "ffn.contract.weight", "ffn.expand.bias")
+        measured = [rms(found[layer + name]) ** 2 for name in names]
+        assert measured[:4] == pytest.approx(wanted[:4], rel=0.05), init
+        assert measured[4] == pytest.approx(wanted[4], rel=0.3), init
+
+
+def test_each_placement_starts_from_its_own_base_and_another_one_is_said() -> None:
+    def model(placement: str, init: str = "auto") -> ModelConfig:
+        return ModelConfig(placement=placement, init=init)  # type: ignore[arg-type]
+
+    assert {name for name in PLACEMENTS if base_of(model(name)) == "xavier"} == {
+        "deepnorm", "ds_init", "sub_ln", "t_fixup", "r_fixup"
+    }  # fmt: skip
+    assert {base_of(model(name)) for name in ("post_ln", "pre_ln", "admin", "post_ln_init")} == {"fairseq_2019"}
+    assert label_of(model("deepnorm")) == label_of(model("deepnorm", "xavier")) == "deepnorm"
+    assert label_of(model("deepnorm", "fairseq_2020")) == "deepnorm from fairseq_2020"
+    assert label_of(model("post_ln", "xavier")) == "post_ln from xavier"
 
 
 def test_dropout_is_on_the_embeddings_and_on_every_branch() -> None:

@@ -61,7 +61,7 @@ def test_alpha_is_on_the_skip_and_not_on_the_branch() -> None:
 
 def test_beta_shrinks_v_out_and_ffn_and_nothing_else() -> None:
     """From the same seed, each weight is Post-LN's times 1 or the β of its stack."""
-    deep, plain = (Transformer(20, seed=3, placement=name, **TINY) for name in ("deepnorm", "post_ln"))
+    deep, plain = (Transformer(20, seed=3, placement=name, init="xavier", **TINY) for name in ("deepnorm", "post_ln"))
     beta = {"encoder": 0.87 * 2 ** (-5 / 16), "decoder": 24**-0.25}
     rows = {"qkv.weight": (1, 1, "β"), "cross.q.weight": (1,), "kv.weight": (1, "β")}
     rows |= dict.fromkeys(("out.weight", "expand.weight", "contract.weight"), ("β",))

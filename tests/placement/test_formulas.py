@@ -404,7 +404,10 @@ def matrices(block: Any) -> Iterator[tuple[str, str, Tensor]]:
 @pytest.mark.parametrize("start", STARTS, ids=lambda start: "-".join(map(str, start[:3])))
 def test_weights_start_as_the_paper_says(start: tuple[str, int, int, list[Factors], list[Factors], float]) -> None:
     name, encoder, decoder, of_encoder, of_decoder, embed = start
-    model, plain = (build(each, encoder, decoder, dim=8, ffn_dim=16) for each in (name, "post_ln"))
+    model, plain = (build(each, encoder, decoder, dim=8, ffn_dim=16, init="xavier") for each in (name, "post_ln"))
+    own = build(name, encoder, decoder, dim=8, ffn_dim=16)  # constants of its own are defined on that start
+    same = all(torch.equal(a, b) for a, b in zip(own.parameters(), model.parameters(), strict=True))
+    assert same == (name in ("deepnorm", "ds_init", "sub_ln", "t_fixup", "r_fixup"))
     close(model.output.weight, embed * plain.output.weight)
     seen = 0
     for stack, of_layers in (("encoder", of_encoder), ("decoder", of_decoder)):

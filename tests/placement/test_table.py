@@ -25,9 +25,12 @@ VOCAB, DIM, FFN = 50, 16, 32
 SOURCE, TARGET = [6, 3, 9], [4, 8, 5]  # tokens of each sentence
 ARCHITECTURES = {"encoder-only": (1, 0), "decoder-only": (0, 1), "encoder-decoder": (1, 1)}
 
-# Xavier's sqrt(2 / (inputs + outputs)) of each role's own matrix; 1/sqrt(D) for embeddings
+# Xavier's sqrt(2 / (inputs + outputs)) of each role's own matrix, which q, k and v have only where a placement's
+# constants are defined on it; 1/sqrt(D) for embeddings
+ON_XAVIER = {"deepnorm", "ds_init", "sub_ln", "t_fixup", "r_fixup"}
 BASE_STD = {
-    **dict.fromkeys(("q", "k", "v", "out"), (2 / (16 + 16)) ** 0.5),
+    **dict.fromkeys(("q", "k", "v"), (1 / (16 + 16)) ** 0.5),
+    "out": (2 / (16 + 16)) ** 0.5,
     **dict.fromkeys(("ffn_in", "ffn_out"), (2 / (16 + 32)) ** 0.5),
     "embed": 1 / 4,
 }
@@ -119,7 +122,8 @@ def starts_as_its_gains_say(model: Transformer) -> None:
                 assert connection.site.stack == stack
                 for linear in (m for m in sublayer.modules() if isinstance(m, Linear)):
                     for role, part in zip(linear.roles, linear.weight.chunk(len(linear.roles)), strict=True):
-                        std = BASE_STD[role] * placement.gain(role, connection.site)
+                        base = BASE_STD["out" if model.config.placement in ON_XAVIER and role in "qkv" else role]
+                        std = base * placement.gain(role, connection.site)
                         if std:
                             scaled[stack, role].append(part / std)
                         else:

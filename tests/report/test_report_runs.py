@@ -33,7 +33,8 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         folder.mkdir(parents=True)
         config = Config().set(**({"train": {"updates": 20}} | sections))
         (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
-        facts = {"device": "cpu", "versions": {"torch": "2.11"}, "data": {"key": "abc", "sha256": {"x": "y"}}}
+        facts = {"device": "cpu", "chosen": {"init": "xavier"}, "versions": {"torch": "2.11"}}
+        facts |= {"data": {"key": "abc", "sha256": {"x": "y"}}}
         (folder / "run.json").write_text(json.dumps(facts))
         (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
         return folder
@@ -74,6 +75,7 @@ def test_the_curves_and_the_numbers(make_run: Callable[..., Path]) -> None:
     assert cells(named(sections, "Runs")) == {
         "run": "a",
         "placement": "deepnorm",
+        "started from": "xavier",
         "layers": "6-6",
         "dim": 512,
         "lr": 5e-4,
@@ -89,7 +91,7 @@ def test_the_curves_and_the_numbers(make_run: Callable[..., Path]) -> None:
         "The lowest validation loss is 2.5 nats a token, of a at update 10."
     ]
     facts = dict(named(sections, "Versions, device and data").rows)
-    assert facts == {"device": "cpu", "versions.torch": "2.11", "data.key": "abc"}
+    assert facts == {"device": "cpu", "chosen.init": "xavier", "versions.torch": "2.11", "data.key": "abc"}
     assert ["optim.betas", "[0.9, 0.98]"] in named(sections, "Configuration").rows
 
 

@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from leadline import config as configuration
-from leadline.config import Config
+from leadline.config import Config, to_dict
 from leadline.data import batching
 from leadline.data.store import Store, prepare
 from leadline.errors import Diverged, UserError
 from leadline.kernels.cross_entropy import cross_entropy
+from leadline.provenance import FORMAT, NUMERICS, code
 from leadline.tasks import Translation
 from leadline.training import checkpoint
 from leadline.training.events import Event
 from leadline.training.loop import find_device, train
-from leadline.training.run import read_metrics
+from leadline.training.run import load_config, read_metrics
 from leadline.training.step import Result, make_step
 
 
@@ -253,7 +254,10 @@ def test_run_json_says_what_the_run_stands_on(finished: Path, tiny: Config) -> N
     assert {"python", "leadline", "numpy", "tokenizers", "safetensors", "sacrebleu"} < facts["versions"].keys()
     assert "unknown" not in facts["versions"].values()
     assert facts["device"] == "cpu"
-    assert facts["chosen"] == {"attention": "padded", "step": "eager", "precision": "fp32"}
+    assert facts["chosen"] == {"attention": "padded", "step": "eager", "precision": "fp32", "init": "fairseq_2019"}
+    assert (facts["format"], facts["numerics"], facts["code"]) == (FORMAT, NUMERICS, code())
+    assert facts["config"] == to_dict(load_config(finished))
+    assert "began" not in facts
     assert facts["data"]["key"] == store.manifest["key"]
     assert facts["data"]["sha256"] == store.manifest["sha256"]
     assert facts["data"]["splits"]["train"]["rows"] == 300
