@@ -118,8 +118,12 @@ def reproduce(
             help="Runs of each kind, with seeds 1, 2, …; at tiny 1, else as many as its claims need if not given."
         ),
     ] = None,
-    depths: Annotated[list[int] | None, typer.Option("--depth", help="Layers of each stack; may be repeated.")] = None,
-    only: Annotated[list[str] | None, typer.Option("--only", help="A placement; may be repeated.")] = None,
+    depths: Annotated[
+        list[int] | None, typer.Option("--depth", help="Only runs of so many layers a stack; may be repeated.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only runs whose name begins so; may be repeated.")
+    ] = None,
     at_once: Annotated[int, typer.Option("--jobs", help="Trainings side by side.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder for runs and tables; what is there already is used.")] = Path(
         "reproduced"
@@ -133,17 +137,18 @@ def reproduce(
     """The papers' figures and tables by name, on your data; stop it at any time and start it again to go on."""
     from leadline import reproduce as figures
     from leadline.jobs.cluster import runner
-    from leadline.reproduce import depth as ladder
-    from leadline.reproduce.figure import overview
+    from leadline.reproduce.figure import Chosen, overview
 
-    known = [*figures.FIGURES, "deepnet-depth"]
+    known = list(figures.FIGURES)
     if what == "list":
-        titles = {name: figure.title for name, figure in figures.FIGURES.items()} | {"deepnet-depth": ladder.TITLE}
-        for name, title in titles.items():
-            answer.print(f"{name:14} {title}", soft_wrap=True)
+        for name, figure in figures.FIGURES.items():
+            answer.print(f"{name:14} {figure.title}", soft_wrap=True)
         return
     if what not in [*known, "all"]:
         raise UserError(f"there is nothing called {what!r} to reproduce: {nearest(what, [*known, 'list', 'all'])}")
+    chosen = Chosen(tuple(only or ()), tuple(depths or ()))
+    if what == "all" and (only or depths):
+        raise UserError("--only and --depth choose among the runs of one figure: name it instead of all")
     if scale not in figures.SCALES:
         raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, figures.SCALES)}")
     if min(1 if seeds is None else seeds, at_once, *(depths or [1])) < 1:
@@ -151,17 +156,12 @@ def reproduce(
     execute = runner(on)
     answers = {}
     for name in known if what == "all" else [what]:
-        base = ladder.SCALES[scale].config if name == "deepnet-depth" else figures.FIGURES[name].base(scale)
-        base = _with_data(base, sources or [], several=what == "all")
+        base = _with_data(figures.FIGURES[name].base(scale), sources or [], several=what == "all")
         base = configuration.override(base, assignments or [])
         if base.train.eval_every < 0:
             raise UserError("--set train.eval_every=-1: figures and tables are made of evaluations; leave it as it is")
-        if name == "deepnet-depth":
-            layers = depths or ladder.SCALES[scale].depths
-            answers[name] = _ladder(base, layers, only or [], seeds or 1, at_once, out, as_json, execute)
-        else:
-            wanted = seeds or (1 if scale == "tiny" else figures.FIGURES[name].seeds)
-            answers[name] = _figure(name, scale, base, wanted, at_once, out, as_json, execute)
+        wanted = seeds or (1 if scale == "tiny" else figures.FIGURES[name].seeds)
+        answers[name] = _figure(name, scale, base, wanted, chosen, at_once, out, as_json, execute)
     page = overview(out, figures.FIGURES) if what == "all" else None
     if as_json:
         print_json(answers if what == "all" else answers[what])
@@ -169,13 +169,15 @@ def reproduce(
         answer.print(f"all claims: {page}", soft_wrap=True)
 
 
-def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: Path, quiet: bool, execute: Any) -> Any:
+def _figure(
+    name: str, scale: str, base: Config, seeds: int, chosen: Any, at_once: int, out: Path, quiet: bool, execute: Any
+) -> Any:
     from leadline.reproduce import FIGURES
     from leadline.reproduce.figure import reproduce as run
 
     figure = FIGURES[name]
     with counting("texts") as progress, TrainingView() as view:
-        judged = run(name, figure, scale, base, seeds, at_once, out, view.show, progress, execute)
+        judged = run(name, figure, scale, base, seeds, at_once, out, view.show, progress, execute, chosen)
     if not quiet:
         answer.print(figure.title, soft_wrap=True)
         for j in judged:
@@ -185,20 +187,6 @@ def _figure(name: str, scale: str, base: Config, seeds: int, at_once: int, out: 
             )
         answer.print(f"page: {out / name}.html", soft_wrap=True)
     return [{"claim": j.claim.text, "verdict": j.verdict, "values": list(j.values)} for j in judged]
-
-
-def _ladder(
-    base: Config, depths: Any, only: list[str], seeds: int, at_once: int, out: Path, quiet: bool, execute: Any
-) -> Any:
-    from leadline.reproduce import depth as ladder
-
-    with counting("pairs") as progress, TrainingView() as view:
-        rows = ladder.reproduce(base, depths, only, seeds, at_once, out, view.show, progress, execute)
-    if not quiet:
-        columns = list(rows[0])
-        table(f"{ladder.TITLE} (validation loss in nats a token)", columns, [[row[c] for c in columns] for row in rows])
-        answer.print(f"results.csv and table.json: {out / 'deepnet-depth'}; runs: {out / 'runs'}", soft_wrap=True)
-    return rows
 
 
 def _with_data(base: Config, sources: list[str], several: bool) -> Config:

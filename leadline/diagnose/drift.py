@@ -3,8 +3,8 @@
     drift       ‖F(x, θ_i) − F(x, θ_0)‖, a token's mean over √d: DeepNet's accumulated update (section 3)
     change      ‖F(x, θ_i) − F(x, θ_{i−1})‖ of the watched update alone: DeepNet's ‖ΔF‖
     norm_input  ‖what enters a norm of the residual stream‖ over √d, mean over the self-attention, cross-attention and
-                feed-forward connections of each stack: where it is large, the norm's Jacobian is small (Xiong, Lemma 3)
-
+                feed-forward connections of each stack, in the update's own forward pass, dropout included: where it is
+                large, the norm's Jacobian is small (Xiong, Lemma 3)
     second_matrix  ‖∂L/∂W‖ of the feed-forward layer's second matrix, layer by layer: Xiong's Figure 3
 
 F is what leaves the last stack, x the first batch that was watched. Logged as watch/drift, watch/change,
@@ -48,8 +48,10 @@ class Drift:
 
     def begin(self, model: nn.Module) -> None:
         self.model = model
+        self.inputs.clear()
+        self.handles = [norm.register_forward_pre_hook(self._note(name)) for name, norm in _norms(model)]
         if not self.batch:
-            self.handles = [model.register_forward_pre_hook(self._keep, with_kwargs=True)]
+            self.handles.append(model.register_forward_pre_hook(self._keep, with_kwargs=True))
 
     def _keep(self, model: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if not self.batch:
@@ -72,18 +74,14 @@ class Drift:
     def end(self, lr: float) -> tuple[dict[str, float], str]:
         assert self.start is not None
         assert self.before is not None
-        self.inputs.clear()
-        handles = [norm.register_forward_pre_hook(self._note(name)) for name, norm in _norms(self.model)]
         after = self._output()
-        for handle in handles:
-            handle.remove()
         row = {"watch/drift": _size(after - self.start), "watch/change": _size(after - self.before)}
         row |= {f"watch/norm_input/{k}": float(torch.stack(v).mean()) for k, v in self.inputs.items()}
         return row | self.matrices, ""
 
     def _note(self, name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            self.inputs[name].append(args[0].float().norm(dim=-1).mean() / math.sqrt(args[0].shape[-1]))
+            self.inputs[name].append(args[0].detach().float().norm(dim=-1).mean() / math.sqrt(args[0].shape[-1]))
 
         return hook
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leadline.reproduce import bert, deepnet, gradients, sensitivity, xiong
+from leadline.reproduce import bert, deepnet, depths, gradients, sensitivity, xiong
 from leadline.reproduce.figure import Figure
 
 SCALES = ("tiny", "small", "paper")
@@ -17,6 +17,9 @@ FIGURES: dict[str, Figure] = {
     "deepnet-fig3": deepnet.FIG3,
     "deepnet-fig4": deepnet.FIG4,
     "deepnet-fig5": deepnet.FIG5,
+    "deepnet-fig6": depths.FIG6,
+    "deepnet-fig7": depths.FIG7,
+    "deepnet-1000": depths.THOUSAND,
     "sensitivity": sensitivity.FIGURE,
 }
 

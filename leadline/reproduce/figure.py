@@ -1,6 +1,7 @@
 """A figure of a paper: the runs it needs, what is read from them, what the paper claims, and the charts.
 
-A run is known by its label ("post_ln, warm-up 500") and its seed; figures that ask for the same config share it.
+A run is known by its label ("post_ln, warm-up 500") and its seed; figures that ask for the same config share it. What a
+figure reads of its runs is kept in NAME/runs.jsonl, from which the figure can be made again without training anything.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from leadline import recipes
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
-from leadline.files import write_json
+from leadline.errors import UserError, nearest
+from leadline.files import to_json, write_json
 from leadline.jobs import Execute, Job, OnEvent, execute, finished, read_rows, tell_stale
 from leadline.provenance import NUMERICS, code
 from leadline.report import page
@@ -104,7 +107,60 @@ class Figure:
     base: Callable[[str], Config] = translation  # what its runs vary, at a scale
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """Some of a figure's runs."""
+
+    only: tuple[str, ...] = ()  # labels that begin so
+    depths: tuple[int, ...] = ()  # layers of each stack
+
+    def among(self, variants: Variants, name: str) -> Variants:
+        """Those chosen, and those they start from."""
+        for prefix in self.only:
+            if not any(label.startswith(prefix) for label in variants):
+                raise UserError(f"{name} has no run that begins with {prefix!r}: {nearest(prefix, variants)}")
+        there = sorted({variant.config.model.encoder_layers for variant in variants.values()})
+        for depth in self.depths:
+            if depth not in there:
+                raise UserError(f"{name} has no run of {depth} layers: it has {', '.join(map(str, there))}")
+        found = {
+            label: variant
+            for label, variant in variants.items()
+            if (not self.only or label.startswith(self.only))
+            and (not self.depths or variant.config.model.encoder_layers in self.depths)
+        }
+        needed = {variant.start for variant in found.values()} - {""}
+        return {label: variant for label, variant in variants.items() if label in found or label in needed}
+
+
+ALL = Chosen()
 Planned = dict[tuple[str, int], Job]  # by label and seed
+Kept = tuple[dict[str, Any], list[dict[str, Any]]]  # the result of a run and those of its rows that figures read
+# What figures read of a run's rows.
+READ = ("valid_", "watch/drift", "watch/change", "watch/norm_input/", "watch/second_matrix/")
+
+
+def read_kept(path: Path) -> dict[str, Kept]:
+    """By key: what earlier commands, perhaps on other machines, have measured for this figure."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {line["key"]: (line["result"], line["rows"]) for line in lines}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}; remove it to train its runs again") from None
+
+
+def write_kept(path: Path, kept: Mapping[str, Kept]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for key, (result, rows) in kept.items():
+        short = [{k: v for k, v in row.items() if k in ("update", "epoch") or k.startswith(READ)} for row in rows]
+        told = [row for row in short if len(row) > ("epoch" in row) + 1]
+        lines.append(to_json({"key": key, "result": result, "rows": told}) + "\n")
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(lines), encoding="utf-8")
+    temporary.replace(path)
 
 
 def plan(
@@ -131,9 +187,16 @@ def plan(
     return planned
 
 
-def train(planned: Planned, root: Path, at_once: int, on_event: OnEvent, execute: Execute = execute) -> None:
+def train(
+    planned: Planned,
+    root: Path,
+    at_once: int,
+    on_event: OnEvent,
+    execute: Execute = execute,
+    kept: Mapping[str, Kept] = MappingProxyType({}),
+) -> None:
     """What is not there yet. A run that others start from keeps the checkpoints they need until they are there."""
-    later = [job for job in planned.values() if job.start]
+    later = [job for job in planned.values() if job.start and job.key not in kept]
     needed: dict[str, set[str]] = {}
     for job in later:
         if finished(job, root) is None:
@@ -143,7 +206,7 @@ def train(planned: Planned, root: Path, at_once: int, on_event: OnEvent, execute
         for job in planned.values()
         if not job.start
     ]
-    execute(first, root, at_once, on_event)
+    execute([job for job in first if job.keep or job.key not in kept], root, at_once, on_event)
     # Of a run that diverged before, there is no such checkpoint, and nothing to start from.
     execute([job for job in later if job.start_folder.exists()], root, at_once, on_event)
     for job in first:
@@ -161,18 +224,25 @@ def reproduce(
     on_event: OnEvent = lambda name, event: None,
     progress: Progress = lambda what, done: None,
     execute: Execute = execute,
+    chosen: Chosen = ALL,
 ) -> list[Judged]:
     """Train what is not there yet; writes NAME.json and the page, also of a command that is stopped."""
     root = out / "runs"
-    planned = plan(figure.variants(scale, base), seeds, root, progress, f"{name}, {scale}")
-    tell_stale(list(planned.values()), root, on_event)
+    variants = chosen.among(figure.variants(scale, base), name)
+    planned = plan(variants, seeds, root, progress, f"{name}, {scale}")
+    archive = out / name / "runs.jsonl"
+    kept = read_kept(archive)
+    tell_stale([job for job in planned.values() if job.key not in kept], root, on_event)
     try:
-        train(planned, root, at_once, on_event, execute)
+        train(planned, root, at_once, on_event, execute, kept)
     finally:
         runs: dict[str, list[Run]] = {}
         for (label, seed), job in planned.items():
             if result := finished(job, root):
-                runs.setdefault(label, []).append(Run(label, seed, result, read_rows(job, root)))
+                kept[job.key] = result, read_rows(job, root)
+            if job.key in kept:
+                runs.setdefault(label, []).append(Run(label, seed, *kept[job.key]))
+        write_kept(archive, kept)
         judged = [judge(claim, scale, figure.numbers(runs)) for claim in figure.claims]
         facts = {"figure": name, "title": figure.title, "scale": scale, "seeds": seeds, "data": base.data.source}
         facts |= {"numerics": NUMERICS, "code": code(), "claims": [_row(j) for j in judged]}

@@ -14,7 +14,7 @@ from leadline.data import batching
 from leadline.data.store import Store, prepare
 from leadline.diagnose.drift import Drift
 from leadline.errors import UserError
-from leadline.training.step import EagerStep
+from leadline.training.step import EagerStep, dropout_seed
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +58,12 @@ def test_norm_inputs_and_matrices_are_named_by_stack(config: Config) -> None:
     rows, models, batch = trained(config, Drift(1), 1)
     named = {key.split("/")[2] for key in rows[0] if "norm_input" in key}
     assert named == {"encoder.self", "encoder.ffn", "decoder.self", "decoder.cross", "decoder.ffn"}
-    seen = []
-    for block in models[1].decoder.blocks:
+    seen = []  # by the model as it was before the update, with the update's dropout
+    for block in models[0].decoder.blocks:
         block.cross_residual.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     with torch.no_grad():
-        models[1].eval()(batch.source, batch.target)
+        torch.manual_seed(dropout_seed(config.train.seed, 1, 0))
+        models[0].train()(batch.source, batch.target)
     expected = sum(float(x.norm(dim=-1).mean()) for x in seen) / len(seen) / math.sqrt(16)
     assert rows[0]["watch/norm_input/decoder.cross"] == pytest.approx(expected, rel=1e-4)
     assert {key for key in rows[0] if "second_matrix" in key} == {

@@ -20,11 +20,11 @@ import torch
 from leadline.config import to_toml
 from leadline.errors import UserError
 from leadline.jobs import Job, cluster, execute, finished, worker
-from leadline.reproduce import depth
+from leadline.reproduce import depths
 from leadline.training.events import Event
 from leadline.training.run import locked
 
-TINY = depth.SCALES["tiny"].config.set(
+TINY = depths.iwslt14("tiny").set(
     model={"dim": 16, "ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1},
     data={"size": 300, "vocab_size": 150},
     train={"updates": 60, "batch_tokens": 128, "eval_every": 30, "bleu_sentences": 3, "log_every": 1, "save_every": 1},
@@ -41,7 +41,7 @@ def test_without_ray_one_sentence_says_how_to_get_it(
     leadline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    answer = leadline("reproduce", "deepnet-depth", "--on", "ray", "--out", tmp_path / "out")
+    answer = leadline("reproduce", "deepnet-fig6", "--on", "ray", "--out", tmp_path / "out")
     assert answer.code == 2
     assert answer.err == "leadline: --on ray needs Ray, which is not installed: pip install 'leadline[ray]'\n"
     assert not (tmp_path / "out").exists()
@@ -49,7 +49,7 @@ def test_without_ray_one_sentence_says_how_to_get_it(
 
 @pytest.mark.parametrize("on", ["slurm", "ray:", "ray://", "Ray"])
 def test_any_other_place_is_refused(leadline: Callable[..., Any], on: str, tmp_path: Path) -> None:
-    answer = leadline("reproduce", "deepnet-depth", "--on", on, "--out", tmp_path / "out")
+    answer = leadline("reproduce", "deepnet-fig6", "--on", on, "--out", tmp_path / "out")
     assert answer.code == 2
     assert f"--on cannot be {on!r}: use ray (the cluster of this machine) or ray://HOST:PORT" in answer.err
 

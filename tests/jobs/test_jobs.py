@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,9 +19,9 @@ from leadline.config import Config, ModelConfig, OptimConfig, to_toml
 from leadline.errors import UserError
 from leadline.jobs import Job, execute, finished, worker
 from leadline.provenance import FORMAT, NUMERICS
-from leadline.reproduce import depth
+from leadline.reproduce import depths
 
-TINY = depth.SCALES["tiny"].config.set(
+TINY = depths.iwslt14("tiny").set(
     model={"dim": 16, "ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1},
     data={"size": 300, "vocab_size": 150},
     train={"updates": 6, "batch_tokens": 128, "eval_every": 3, "bleu_sentences": 3, "log_every": 1},
@@ -169,38 +168,3 @@ def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_pa
         assert result is not None
         del result["seconds"]
     assert results[0] == results[1]
-
-
-def test_the_ladder_ends_in_a_table_beside_the_papers_and_runs_nothing_twice(tmp_path: Path) -> None:
-    heard: list[tuple[str, str]] = []
-    rows = depth.reproduce(TINY, [1], ["rezero"], 1, 2, tmp_path, lambda name, event: heard.append((name, event.kind)))
-    assert {name for name, _ in heard} == {"rezero 1-1, seed 1"}
-    assert {"start", "update", "evaluation"} <= {kind for _, kind in heard}
-    assert [row["placement"] for row in rows] == ["rezero"]
-    saved = json.loads((tmp_path / "deepnet-depth" / "table.json").read_text())
-    assert saved["rows"] == rows
-    assert saved["loss_of_word_counts"] > 0
-    lines = (tmp_path / "deepnet-depth" / "results.csv").read_text().splitlines()
-    assert lines[0].startswith("placement,layers,seed")
-    assert [line.split(",")[:4] for line in lines[1:]] == [["rezero", "1-1", "1", "6"]]
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert not (folder / "checkpoints").exists()
-
-    nothing = lambda name, event: pytest.fail("nothing is left to do")  # noqa: E731
-    assert depth.reproduce(TINY, [1], ["rezero"], 1, 2, tmp_path, nothing) == rows
-
-
-def result(nll: float, bleu: float = 1.0, diverged: str = "") -> dict:
-    layers = {"layers": [6, 6], "placement": "deepnorm"}
-    return layers | {"valid_nll": nll, "valid_bleu": bleu, "diverged": diverged}
-
-
-def test_what_a_cell_says() -> None:
-    assert depth.cell([], 6.0) == "–"
-    assert depth.cell([result(2.0, 20.0), result(3.0, 10.0)], 6.0) == "15.0 (2.50)"
-    assert depth.cell([result(7.0)], 6.0) == "not learnt (7.00)"
-    assert depth.cell([result(7.0, diverged="nan")], 6.0) == "diverged"
-    assert depth.cell([result(7.0, diverged="nan"), result(2.0)], 6.0) == "1 of 2 diverged"
-    row = depth.table([result(2.0, 20.0)], ["deepnorm"], (6, 100), 6.0)[0]
-    assert row == {"placement": "deepnorm", "6-6": "20.0 (2.00)", "100-100": "–", "paper 6-6": "27.8†",
-                   "paper 100-100": "28.9"}  # fmt: skip

@@ -266,6 +266,16 @@ def test_embedding(p: float, learned: bool) -> None:
     assert_same(gradients(fused, *leaves), gradients(expected, *leaves))
 
 
+def test_embedding_prepares_no_backward_pass_where_nothing_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that is captured would otherwise wait for work that is not."""
+    table, places, how = with_gradient(3, 8), torch.zeros(1, 8, device=DEVICE), Dropout(0.0, SEED, 1)
+    tokens = torch.tensor([1, 2], device=DEVICE)
+    monkeypatch.setattr(Runtime, "aside", lambda *_: pytest.fail("it sorts"))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            embedding.embed(table, places, tokens, torch.zeros_like(tokens), 3.0, how, RUNTIME)
+
+
 def test_embedding_of_many_equal_tokens() -> None:
     """More than a program reads at a time, and more columns than it has."""
     table, places, how = with_gradient(3, 136), torch.zeros(1, 136, device=DEVICE), Dropout(0.0, SEED, 1)

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from leadline.config import to_toml
+from leadline.errors import UserError
 from leadline.jobs import Execute, Job, OnEvent, finished, unfinished, worker
+from leadline.provenance import NUMERICS
 from leadline.report.heat import Heat
-from leadline.report.page import Chart
-from leadline.reproduce import FIGURES, SCALES, bert, deepnet, gradients, sensitivity, xiong
+from leadline.report.page import Chart, Table
+from leadline.reproduce import FIGURES, SCALES, bert, deepnet, depths, gradients, sensitivity, xiong
 from leadline.reproduce.figure import (
+    Chosen,
     Figure,
     Run,
     Variant,
@@ -68,7 +71,8 @@ def test_runs_that_diverged_before_anything_was_measured_fail_no_figure(
     labels = figure.variants("tiny", figure.base("tiny"))
     runs = {label: [run(label, [], seed, diverged="the loss is nan") for seed in (1, 2)] for label in labels}
     found = [value for values in figure.numbers(runs).values() for value in values]
-    assert name == "sensitivity" or not any(map(math.isfinite, found))  # that one: all bear the same, nothing
+    # sensitivity: all bear the same, nothing; deepnet-1000: what diverged has a BLEU of 0
+    assert name == "sensitivity" or not any(value for value in found if math.isfinite(value))
     assert figure.charts(runs) is not None
 
 
@@ -169,6 +173,59 @@ def test_deepnet_figure_5_reads_growth_with_depth_for_each_optimizer() -> None:
     assert [list(series.y) for series in sgd.series] == [[1.0, 2.0], [0.1, 0.1]]
 
 
+def scored(label: str, bleu: float, loss: float = 2.0, seed: int = 1, diverged: str = "") -> Run:
+    result = {"diverged": diverged, "updates": 10, "seconds": 1.0}
+    return Run(label, seed, result, [{"update": 10, "valid_nll": loss, "valid_bleu": bleu}])
+
+
+def test_deepnet_figure_6_sets_bleu_by_depth_beside_the_papers() -> None:
+    runs = {
+        "deepnorm 10-10": [scored("", 20.0), scored("", 22.0, 3.0, seed=2)],
+        "deepnorm 50-50": [scored("", 24.0)],
+        "pre_ln 10-10": [scored("", 19.0)],
+        "post_ln 50-50": [scored("", 0.5, 7.0)],
+        "post_ln 10-10": [scored("", 3.0, diverged="the loss is nan")],
+        "deepnorm/fairseq_2020 10-10": [scored("", 18.0)],
+    }
+    numbers = depths.FIG6.numbers(runs)
+    assert numbers["deepnorm middle - shallow"] == [4.0]
+    assert numbers["deepnorm - pre_ln, shallow"] == [1.0]
+    assert numbers["post_ln, middle"] == [0.5]
+    assert numbers["lowest of the others, middle"] == []
+    table, chart = depths.FIG6.charts(runs)
+    assert isinstance(table, Table)
+    assert isinstance(chart, Chart)
+    assert table.columns == ["placement", "10-10", "50-50", "paper 10-10", "paper 50-50"]
+    assert table.rows == [
+        ["deepnorm", "21.0 (2.50, 2 seeds)", "24.0 (2.00)", 29.8, 31.2],
+        ["pre_ln", "19.0 (2.00)", "–", 29.6, 26.6],
+        ["post_ln", "diverged", "not learnt (7.00)", 4, 0],
+        ["deepnorm/fairseq_2020", "18.0 (2.00)", "–", "", ""],
+    ]
+
+
+def test_figures_of_the_second_paper_start_as_it_did() -> None:
+    """Baselines as fairseq of 2020, placements with constants of their own from Xavier."""
+    for figure in (deepnet.FIG3, deepnet.FIG4, deepnet.FIG5, depths.FIG6, depths.FIG7, depths.THOUSAND):
+        for label, variant in figure.variants("small", figure.base("small")).items():
+            on_xavier = variant.config.model.placement in ("deepnorm", "ds_init", "t_fixup", "r_fixup")
+            wanted = "auto" if on_xavier and not label.startswith(depths.OTHER_BASE) else "fairseq_2020"
+            assert variant.config.model.init == wanted, label
+
+
+def test_some_of_a_figure_s_runs_can_be_chosen() -> None:
+    variants = depths.FIG6.variants("small", depths.FIG6.base("small"))
+    assert list(Chosen(("rezero", "dlcl"), (50,)).among(variants, "x")) == ["rezero 50-50", "dlcl 50-50"]
+    assert Chosen().among(variants, "x") == variants
+    with pytest.raises(UserError, match="x has no run that begins with 'rezer0'"):
+        Chosen(("rezer0",)).among(variants, "x")
+    with pytest.raises(UserError, match="x has no run of 7 layers: it has 10, 30, 50, 100"):
+        Chosen((), (7,)).among(variants, "x")
+    of_bert = bert.FIG5.variants("tiny", bert.FIG5.base("tiny"))
+    child = next(label for label, variant in of_bert.items() if variant.start)
+    assert list(Chosen((child,)).among(of_bert, "x")) == [of_bert[child].start, child]
+
+
 def test_the_largest_stable_rate_is_one_as_good_as_the_best() -> None:
     losses = {"a": {0.1: 9.0, 0.2: 2.0, 0.4: 2.2, 0.8: 2.5}, "b": {0.1: math.inf, 0.2: math.inf}, "c": {0.1: 8.9}}
     assert sensitivity.largest(losses) == {"a": 0.4, "b": 0.025, "c": 0.025}  # c has learnt nothing
@@ -238,6 +295,20 @@ def test_a_figure_ends_in_a_page_with_its_claims(tmp_path: Path) -> None:
     assert "post_ln/adam 2-2" in html
     assert len(list(old.parent.glob("*.png"))) == 1
     assert not old.exists()
+    (told,) = facts["runs"]
+    assert (told["label"], told["seed"], told["init"]) == ("post_ln/adam 2-2", 1, "fairseq_2020")
+    assert facts["numerics"] == NUMERICS
+    # From what it has kept of its runs it is made again, elsewhere and without training anything.
+    other = tmp_path / "elsewhere"
+    (other / "deepnet-fig5").mkdir(parents=True)
+    (other / "deepnet-fig5" / "runs.jsonl").write_bytes((old.parent / "runs.jsonl").read_bytes())
+    again = reproduce("deepnet-fig5", small, "tiny", base, 1, 2, other)
+    assert again == judged
+    assert not (other / "runs").exists()
+    assert json.loads((other / "deepnet-fig5.json").read_text())["runs"] == facts["runs"]
+    (other / "deepnet-fig5" / "runs.jsonl").write_text("{")
+    with pytest.raises(UserError, match=r"runs.jsonl cannot be read: .*; remove it to train its runs again"):
+        reproduce("deepnet-fig5", small, "tiny", base, 1, 2, other)
     everything = overview(tmp_path, FIGURES).read_text()
     assert escape(figure.title) in everything
     assert "4 claims of 1 figures: 4 not measured" in everything

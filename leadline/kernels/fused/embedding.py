@@ -78,7 +78,7 @@ class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx: Any, table: nn.Parameter, places: Tensor, tokens: Tensor, positions: Tensor, scale: float,
-        dropout: Dropout, runtime: Runtime,
+        dropout: Dropout, runtime: Runtime, learns: bool,
     ) -> Tensor:  # fmt: skip
         rows, D = len(tokens), table.shape[1]
         out = torch.empty(rows, D, dtype=torch.float32, device=table.device)
@@ -90,7 +90,7 @@ class _Embed(torch.autograd.Function):
         given = [(table, tokens, scale), (places, positions, 1.0)]
         ctx.tables = [(parameter, scale) for parameter, _, scale in given if parameter.requires_grad]
         ctx.sorted = []  # of each table, by the time the backward pass comes
-        if any(ctx.needs_input_grad):
+        if learns:
 
             def sort() -> None:
                 ctx.sorted += [_sorted(entries) for parameter, entries, _ in given if parameter.requires_grad]
@@ -112,7 +112,7 @@ class _Embed(torch.autograd.Function):
 
         # After the projection onto the vocabulary, which writes over the same gradient where they share a table.
         ctx.runtime.aside(add_up, dx)
-        return (None,) * 7
+        return (None,) * 8
 
 
 def embed(
@@ -125,7 +125,8 @@ def embed(
     runtime: Runtime,
 ) -> Tensor:
     """[T] tokens and positions -> [T, D] in float32."""
-    return _Embed.apply(table, places, tokens, positions, scale, dropout, runtime)
+    learns = torch.is_grad_enabled()  # in the function itself it never is
+    return _Embed.apply(table, places, tokens, positions, scale, dropout, runtime, learns)
 
 
 def reference(
