@@ -18,6 +18,11 @@ from typing import Any, Literal
 from leadline.errors import UserError, nearest
 
 
+def added(default: Any, neutral: Any) -> Any:
+    """An option that came later: with `neutral` the result is what it was without the option."""
+    return field(default=default, metadata={"neutral": neutral})
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The Transformer. A stack with 0 layers does not exist, so the layer counts also choose the architecture."""
@@ -43,6 +48,7 @@ class ModelConfig:
     segments: int = 0  # kinds of segment that have an embedding, as BERT's two; 0: none
     head: Literal["linear", "bert"] = "linear"  # before the output matrix: nothing; BERT's dense layer and norm
     classes: int = 0  # outputs of BERT's pooler on the first token; 0: none
+    pooler: bool = added(default=False, neutral=False)  # BERT's pooler, also where nothing reads it yet
 
     def __post_init__(self) -> None:
         if self.encoder_layers < 0 or self.decoder_layers < 0 or self.encoder_layers + self.decoder_layers == 0:
@@ -250,11 +256,6 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
-
-
-def added(default: Any, neutral: Any) -> Any:
-    """An option that came later: with `neutral` the result is what it was without the option."""
-    return field(default=default, metadata={"neutral": neutral})
 
 
 def from_dict(values: dict[str, Any], kind: type = Config, where: str = "") -> Any:

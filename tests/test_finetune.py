@@ -103,6 +103,17 @@ def test_it_starts_from_the_encoder_and_the_pooler_with_a_new_classifier(
     assert not torch.equal(pair["classifier.out.weight"], start["classifier.out.weight"])  # that of next sentences
 
 
+def test_a_pooler_that_nothing_has_read_yet_is_kept(masked: Config, table: Path, tmp_path: Path) -> None:
+    """As of an imported BertModel."""
+    whole = masked.set(model={"pooler": True}, optim={"weight_decay": 0.0}, train={"updates": 1, "eval_every": -1})
+    run = train(whole, tmp_path / "bert")
+    config = tuning.configure(run, str(table), "", COLUMNS, "last").set(model={"classes": 3})
+    start = load_file(run / "checkpoints" / "00000001" / "model.safetensors")
+    found = weights_at_start(config, tmp_path / "one")
+    assert torch.equal(found["classifier.dense.weight"], start["classifier.dense.weight"])
+    assert "classifier.out.weight" not in start
+
+
 def two_labels(folder: Path) -> Path:
     (folder / "labels").mkdir()
     for split in ("train", "valid"):

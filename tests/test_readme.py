@@ -47,3 +47,11 @@ def test_command_and_its_options_exist(line: str) -> None:
         command = command.commands[words.pop(0)]
     context = command.make_context(line, words)  # parses, and runs nothing
     assert context.params
+
+
+def test_the_table_of_claims_is_what_the_figures_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails: python docs/make_claims.py"""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import make_claims
+
+    assert make_claims.page() == PAGES[1].read_text(encoding="utf-8")

@@ -56,6 +56,8 @@ def save(trained: Trained, out: Path, labels: list[str] | None = None) -> list[s
     write_json(out / "config.json", described)
     _save_tokenizer(tokenizer, config, out)
     notes = []
+    if config.pooler and not config.classes and (kind is bert.PRE or config.head == "bert"):
+        notes.append(f"{bert.architecture(config, kind)} has no pooler: it is left out")
     if config.head == "bert" and config.classes and kind is bert.PRE:
         notes.append("RoBERTa-PreLayerNorm has no next-sentence prediction: that head is left out")
     if tokenizer.config.text != "raw":
@@ -191,6 +193,7 @@ def _model(
         "embeddings": "separate" if described.get("tie_word_embeddings") is False and head else "tied",
         "head": "bert" if head else "linear",
         "classes": len(scores) if scores is not None else 0,
+        "pooler": kind is bert.BERT and scores is None and f"{kind.pooler}.weight" in theirs,
     }
     return configuration.from_dict(values, ModelConfig, f"{folder}/config.json: model.")
 

@@ -142,12 +142,18 @@ def require_none(failed: Sequence[str], jobs: Sequence[Job]) -> None:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed; start again to go on with them; {failed[0]}")
 
 
-def start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Event]]) -> subprocess.Popen[str]:
-    """The worker of one job; what it tells goes to `events`."""
+def lay_out(job: Job, root: Path) -> Path:
+    """The folder of a job, with what its worker reads."""
     folder = job.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
     write_json(folder / "job.json", {"name": job.name, "group": job.group})
+    return folder
+
+
+def start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Event]]) -> subprocess.Popen[str]:
+    """The worker of one job; what it tells goes to `events`."""
+    folder = lay_out(job, root)
     with (folder / "log.txt").open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "leadline.jobs.worker", str(folder), job.name, str(job.watch), *job.keep],

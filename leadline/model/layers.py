@@ -225,7 +225,7 @@ class Classifier(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dense = Linear(config.dim, config.dim, "head")
-        self.out = Linear(config.dim, config.classes, "head")
+        self.out = Linear(config.dim, config.classes, "head") if config.classes else nn.Identity()
 
     def forward(self, x_SD: Tensor) -> Tensor:
         return self.out(self.dense(x_SD).tanh())

@@ -49,7 +49,7 @@ class Transformer(nn.Module):
         last = self.target_embed if config.decoder_layers else self.source_embed
         self.output = Embedding(vocab_size, config.dim) if config.embeddings == "separate" else last.tokens
         self.head = VocabularyHead(config, vocab_size) if config.head == "bert" else None
-        self.classifier = Classifier(config) if config.classes else None
+        self.classifier = Classifier(config) if config.classes or config.pooler else None
         self.fused: Any = None  # leadline.model.fused.Fused, where it runs on fused kernels
         initialise(self, config, seed)
 
@@ -81,7 +81,7 @@ class Transformer(nn.Module):
 
     def classify(self, hidden_TD: Tensor, firsts_S: Tensor) -> Tensor:
         """[S, classes] scores of the sequences that begin at `firsts_S`."""
-        if self.classifier is None:
+        if self.classifier is None or not self.config.classes:
             raise ValueError("this model has no classifier: build it with classes=2 or more")
         picked_SD = hidden_TD.index_select(0, firsts_S)
         return self.classifier(picked_SD) if self.fused is None else self.fused.classify(picked_SD)

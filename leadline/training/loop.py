@@ -139,7 +139,7 @@ def _start_from(setup: Setup, run: Path, which: str) -> None:
             weights[places] = weights[places][: setup.config.model.max_length]
     known: list[tuple[Any, bool]] = [(model.head, before.model.head == "bert")]
     if model.classifier is not None:
-        known += [(model.classifier.dense, before.model.classes > 0)]
+        known += [(model.classifier.dense, before.model.classes > 0 or before.model.pooler)]
         known += [(model.classifier.out, before.model.classes > 0 and before.task == setup.config.task)]
     new = {parameter for module, is_known in known if module and not is_known for parameter in module.parameters()}
     checkpoint.restore_part(model, weights, f"checkpoint {name} of {run}", new)

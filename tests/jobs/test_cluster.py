@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from leadline.config import to_toml
 from leadline.errors import UserError
-from leadline.jobs import Job, cluster, execute, finished, worker
+from leadline.jobs import Job, cluster, execute, finished, lay_out, worker
 from leadline.reproduce import depths
 from leadline.training.events import Event
 from leadline.training.run import locked
@@ -191,9 +190,7 @@ def test_what_is_killed_goes_on_and_what_fails_is_told(nodes: Nodes, tmp_path: P
 
 
 def train_here(what: Job, root: Path) -> Path:
-    folder = what.folder(root)
-    folder.mkdir(parents=True)
-    (folder / "job.toml").write_text(to_toml(what.config))
+    folder = lay_out(what, root)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as on a node: sums then round alike
     worker.work(folder, what.name, 0)

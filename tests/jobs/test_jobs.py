@@ -15,7 +15,7 @@ import torch
 
 from leadline import config as configuration
 from leadline import jobs, provenance
-from leadline.config import Config, ModelConfig, OptimConfig, to_toml
+from leadline.config import Config, ModelConfig, OptimConfig
 from leadline.errors import UserError
 from leadline.jobs import Job, execute, finished, worker
 from leadline.provenance import FORMAT, NUMERICS
@@ -79,7 +79,7 @@ def test_results_of_other_code_or_settings_are_named_and_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = replace(job(), group="figure")
-    execute([one], tmp_path)
+    worker.work(jobs.lay_out(one, tmp_path), one.name, 0)
     result = finished(one, tmp_path)
     assert result is not None
     assert (result["format"], result["numerics"]) == (FORMAT, NUMERICS)
@@ -138,9 +138,7 @@ def test_a_run_whose_checkpoint_is_needed_and_gone_is_not_finished(tmp_path: Pat
 @pytest.mark.slow
 def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_path: Path) -> None:
     whole = job(updates=40, save_every=1, eval_every=20)
-    reference = whole.folder(tmp_path / "whole")
-    reference.mkdir(parents=True)
-    (reference / "job.toml").write_text(to_toml(whole.config))
+    reference = jobs.lay_out(whole, tmp_path / "whole")
     threads = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as the one job gets: sums then round alike
     worker.work(reference, whole.name, 0)

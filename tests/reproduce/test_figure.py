@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from leadline.config import to_toml
 from leadline.errors import UserError
-from leadline.jobs import Execute, Job, OnEvent, finished, unfinished, worker
+from leadline.jobs import Execute, Job, OnEvent, finished, lay_out, unfinished, worker
 from leadline.provenance import NUMERICS
 from leadline.report.heat import Heat
 from leadline.report.page import Chart, Table
@@ -221,9 +220,9 @@ def test_some_of_a_figure_s_runs_can_be_chosen() -> None:
         Chosen(("rezer0",)).among(variants, "x")
     with pytest.raises(UserError, match="x has no run of 7 layers: it has 10, 30, 50, 100"):
         Chosen((), (7,)).among(variants, "x")
-    of_bert = bert.FIG5.variants("tiny", bert.FIG5.base("tiny"))
-    child = next(label for label, variant in of_bert.items() if variant.start)
-    assert list(Chosen((child,)).among(of_bert, "x")) == [of_bert[child].start, child]
+    config = depths.FIG6.base("tiny")
+    family = {"parent": Variant(config), "other": Variant(config), "child": Variant(config, start="parent")}
+    assert list(Chosen(("child",)).among(family, "x")) == ["parent", "child"]
 
 
 def test_the_largest_stable_rate_is_one_as_good_as_the_best() -> None:
@@ -321,9 +320,7 @@ def execute(monkeypatch: pytest.MonkeyPatch) -> Execute:
     def here(jobs: Sequence[Job], root: Path, at_once: int, on_event: OnEvent) -> None:
         for job in unfinished(jobs, root):
             monkeypatch.setattr(worker, "_tell", lambda event, name=job.name: on_event(name, event))
-            job.folder(root).mkdir(parents=True, exist_ok=True)
-            (job.folder(root) / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
-            worker.work(job.folder(root), job.name, job.watch, job.keep)
+            worker.work(lay_out(job, root), job.name, job.watch, job.keep)
 
     return here
 
