@@ -29,6 +29,7 @@ from leadline.jobs.interval import mean_and_interval
 from leadline.tasks import Classification
 from leadline.training import checkpoint
 from leadline.training import run as runs
+from leadline.training.events import Event
 
 TASKS = ("same_meaning", "mrpc", "rte")
 METRICS = ("accuracy", "f1", "matthews")
@@ -157,6 +158,8 @@ def finetune(
     """Train what is not there yet; writes results.csv (a row a run) and table.json (a row a setting)."""
     name, weights = checkpoint.choose(Path(base.train.start), base.train.start_checkpoint)
     store = Store(prepare(base.data, progress=progress))
+    for note in store.notes:
+        on_event("", Event("message", 0, 0, {}, note))
     base = fitted(base, store, settings).set(train={"start_checkpoint": name})
     task = Classification(base, store)  # mistakes come to light before anything is trained
     cut = {split: task.examples(split).cut for split in store.manifest["splits"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -122,6 +122,12 @@ def sentences_bar(total: int) -> Iterator[Any]:
     ) as bar:
         task = bar.add_task("", total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Sentences a person should read, beside the progress."""
+    for note in notes:
+        screen.print(note, soft_wrap=True)
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:

@@ -130,6 +130,29 @@ def test_data_show_gives_text_and_tokens_as_json(leadline: Leadline, tiny_toml: 
             assert "".join(tokens).replace("▁", " ").strip() == text
 
 
+def test_what_is_to_know_of_the_data_is_said_once_by_each_command(
+    leadline: Leadline, tiny_toml: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "iwslt14.tokenized.de-en"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        for language in ("de", "en"):
+            (folder / f"{split}.{language}").write_text("ein hun@@ d\neine kat@@ ze\n" * 20)
+    settings = ["--set", f"data.source=text:{folder}", "--set", "data.vocab_size=25", "--set", "train.updates=2"]
+    commands = [
+        ["data", "prepare", tiny_toml, *settings],
+        ["data", "show", tiny_toml, *settings],
+        ["train", tiny_toml, *settings, "--out", tmp_path / "run"],
+        ["evaluate", tmp_path / "run", "--set", "decode.beam=1"],
+    ]
+    for command in commands:
+        answer = leadline(*command, "--json")
+        strict_json(answer.out)
+        assert answer.err.count("they are joined again\n") == 1, command
+        assert answer.err.count("BLEU is not comparable with published figures\n") == 1, command
+    assert strict_json(leadline(*commands[1], "--json").out)[0]["text"] == ["ein hund", "ein hund"]
+
+
 def test_train_gives_the_run_and_its_losses_as_json(leadline: Leadline, tiny_toml: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     answer = leadline("train", tiny_toml, "--out", out, "--set", "train.updates=2", "--set", "train.seed=3", "--json")

@@ -271,3 +271,17 @@ def test_glue_s_files_have_the_columns_of_the_recipes(task: str) -> None:
     source = open_examples(recipes.find(task).set(data={"source": f"table:{folder}"}).data)
     sizes = {split: len(list(source.examples(split))) for split in source.splits()}
     assert sizes == {"mrpc": {"train": 3668, "valid": 408, "test": 1725}, "rte": {"train": 2490, "valid": 277}}[task]
+
+
+def test_what_is_to_know_of_the_data_is_told(pretrained: Path, tmp_path: Path, here: None) -> None:
+    folder = tmp_path / "RTE"
+    folder.mkdir()
+    rows = "".join(f"{i}\tabc dab\tfee gab\t{label}\n" for i, label in enumerate(["entailment", "not_entailment"] * 4))
+    for split in ("train", "dev"):
+        (folder / f"{split}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n" + rows)
+    (folder / "test.tsv").write_text("index\tsentence1\tsentence2\n0\tabc\tdab\n")
+    base = tuning.configure(pretrained, "rte", str(folder), [], "last")
+    told: list[str] = []
+    tuning.finetune(base, [Setting(4, 1e-4, 1)], 1, 1, tmp_path / "out", on_event=lambda _, e: told.append(e.message))
+    assert "test.tsv has no labels" in told[0]
+    assert "GLUE's RTE has 2,490 and 277" in told[1]

@@ -16,7 +16,7 @@ from leadline.cli.app import (
     data,
     print_json,
 )
-from leadline.terminal import answer, counting
+from leadline.terminal import answer, counting, tell
 
 
 @data.command("prepare")
@@ -32,6 +32,7 @@ def data_prepare(
     config = config_of(what, assignments)
     with counting(counted(config)) as progress:
         folder = prepare(config.data, out, progress)
+    tell(Store(folder).notes)
     facts = {"folder": str(folder), "vocab_size": Store(folder).manifest["vocab_size"]}
     splits = Store(folder).manifest["splits"]
     if as_json:
@@ -62,6 +63,7 @@ def data_show(
     config = config_of(what, assignments)
     with counting(counted(config)) as progress:
         store = Store(prepare(config.data, progress=progress))
+    tell(store.notes)
     shown = store.first(split, count)
     name = store.tokenizer.piece
     texts = [store.tokenizer.decode([side.tolist() for side in pair]) for pair in shown]

@@ -27,7 +27,7 @@ from leadline.cli.app import (
 )
 from leadline.errors import UserError
 from leadline.files import to_json
-from leadline.terminal import TrainingView, answer, counting, screen, sentences_bar, table
+from leadline.terminal import TrainingView, answer, counting, screen, sentences_bar, table, tell
 
 
 @app.command()
@@ -83,7 +83,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model into a run folder, or go on with one: leadline train --resume RUN."""
-    from leadline.data.store import prepare
+    from leadline.data.store import Store, prepare
     from leadline.diagnose.watch import Watch
     from leadline.placement import find
     from leadline.training import checkpoint, loop
@@ -99,7 +99,8 @@ def train(
     if not resume:
         runs.require_new(folder)
     with counting(counted(config)) as progress:
-        prepare(config.data, progress=progress)  # before the bar of the training
+        store = Store(prepare(config.data, progress=progress))  # before the bar of the training
+    tell(store.notes)
     with TrainingView() as view:
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
         loop.resume(folder, on_step) if resume else loop.train(config, folder, on_step)
@@ -131,6 +132,7 @@ def evaluate(
     trained = load_run(run, which, device, assignments)
     with counting(counted(trained.config)) as progress:
         task = trained.task(progress)
+    tell(task.store.notes)
     split = split or ("test" if "test" in task.store.manifest["splits"] else "valid")
     found = task.evaluate(trained.model, split)
     if isinstance(task, Translation):

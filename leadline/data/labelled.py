@@ -39,6 +39,7 @@ def build(folder: Path, config: DataConfig, source: Examples, progress: Any) -> 
         "vocab_size": tokenizer.vocab_size,
         "splits": facts,
         "sha256": {path.name: sha256(path) for path in sorted(folder.iterdir())},
+        "notes": source.notes(),
     }
 
 

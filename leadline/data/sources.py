@@ -1,7 +1,8 @@
 """Where sentences come from. A source gives (source line, target line) pairs of a split, as a stream.
 
 builtin:numerals   number words, dates, amounts and names in many languages, made on the spot
-text:FOLDER        train.de, train.en, valid.de, …; plain, .gz or .xz
+text:FOLDER        train.de, train.en, valid.de, …, or OPUS-100's opus.de-en-train.de, …; plain, .gz or .xz.
+                   Words that subword-nmt's BPE has split ("wor@@ ds"), as in fairseq's folders, are joined again
 hf:NAME_OR_PATH    a Hugging Face dataset with a `translation` column or a column a language
 
 Sources of documents are in leadline.data.documents, of labelled text in leadline.data.tables.
@@ -9,9 +10,11 @@ Sources of documents are in leadline.data.documents, of labelled text in leadlin
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -34,6 +37,9 @@ class Source(Protocol):
 
     def splits(self) -> tuple[str, ...]:
         """Those that exist: always train and valid."""
+
+    def notes(self) -> list[str]:
+        """What people should know of how it is read, a sentence each."""
 
 
 def open_source(config: DataConfig) -> Source:
@@ -67,6 +73,9 @@ class Numerals:
     def splits(self) -> tuple[str, ...]:
         return SPLITS
 
+    def notes(self) -> list[str]:
+        return []
+
     def pairs(self, split: str) -> Iterator[Pair]:
         config, size = self.config, self.sizes[split]
         if split in self.made:
@@ -79,6 +88,10 @@ class Numerals:
             return pairs
         self.made[split] = list(pairs)
         return iter(self.made[split])
+
+
+OPUS_SPLITS = {"train": "train", "valid": "dev", "test": "test"}
+SPLIT_WORD = re.compile(r"(?<=\S)@@ ")  # how subword-nmt marks that a word goes on
 
 
 class TextFolder:
@@ -100,7 +113,9 @@ class TextFolder:
             )
 
     def _find(self, split: str, language: str) -> Path | None:
-        candidates = [self.folder / f"{split}.{language}{suffix}" for suffix in ("", ".gz", ".xz")]
+        pairs = ("-".join(self.languages), "-".join(reversed(self.languages)))
+        names = [f"{split}.{language}", *(f"opus.{pair}-{OPUS_SPLITS[split]}.{language}" for pair in pairs)]
+        candidates = (self.folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz", ".xz"))
         return next((path for path in candidates if path.is_file()), None)
 
     def _files(self, split: str) -> tuple[Path, Path]:
@@ -113,8 +128,17 @@ class TextFolder:
     def splits(self) -> tuple[str, ...]:
         return SPLITS if self.config.holdout else tuple(self._own)
 
+    def notes(self) -> list[str]:
+        return ['BPE had split the words of the text ("wor@@ ds"): they are joined again'] if self._split_up else []
+
+    @functools.cached_property
+    def _split_up(self) -> bool:
+        """Whether one in ten of the first lines of train has a word that BPE has split."""
+        lines = [line for path in self._own["train"] for line in itertools.islice(lines_of(path), 1000)]
+        return 10 * sum(bool(SPLIT_WORD.search(line)) for line in lines) > len(lines)
+
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(str(self.config.holdout).encode())
+        digest = hashlib.sha256(str(self.config.holdout).encode() + b" joined" * self._split_up)
         for split, files in self._own.items():
             for path in files:
                 digest.update(f"{split} {path.name} ".encode())
@@ -125,12 +149,17 @@ class TextFolder:
 
     def pairs(self, split: str) -> Iterator[Pair]:
         if split in self._own and not (split == "train" and self.config.holdout):
-            yield from _parallel(*self._own[split])
+            yield from self._read(split)
             return
         chosen = self._held_out()
-        for number, pair in enumerate(_parallel(*self._own["train"])):
+        for number, pair in enumerate(self._read("train")):
             if chosen.get(number, "train") == split:
                 yield pair
+
+    def _read(self, split: str) -> Iterator[Pair]:
+        """The pairs of a split's own files, their words joined."""
+        for left, right in _parallel(*self._own[split]):
+            yield (SPLIT_WORD.sub("", left), SPLIT_WORD.sub("", right)) if self._split_up else (left, right)
 
     def _held_out(self) -> dict[int, str]:
         """Line numbers of train that serve as the splits that have no files of their own."""
@@ -187,6 +216,9 @@ class HuggingFace:
 
     def splits(self) -> tuple[str, ...]:
         return tuple(s for s in SPLITS if s in self.data)
+
+    def notes(self) -> list[str]:
+        return []
 
     def fingerprint(self) -> str:
         return " ".join(self.data[s]._fingerprint for s in self.splits())

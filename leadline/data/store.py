@@ -1,6 +1,6 @@
 """Prepared data: token shards that are memory-mapped, and a manifest that says what they are.
 
-    FOLDER/manifest.json          format, data config, languages, counts, hashes, what was left out
+    FOLDER/manifest.json          format, data config, languages, counts, hashes, what was left out, notes
     FOLDER/tokenizer.json         the BPE, in the standard format of the `tokenizers` library
     FOLDER/train-00000.tokens.npy all tokens of the shard, one row after the other: source, target, source, …
     FOLDER/train-00000.ends.npy   [rows, 2] where each side of each row ends
@@ -29,7 +29,7 @@ import numpy as np
 
 from leadline import config as configuration
 from leadline.config import DataConfig
-from leadline.data import corpus, labelled
+from leadline.data import corpus, labelled, published
 from leadline.data.documents import Documents, holds_documents, open_documents
 from leadline.data.sources import Pair, Source, open_source
 from leadline.data.tables import holds_examples, open_examples
@@ -136,7 +136,8 @@ def _build(folder: Path, config: DataConfig, source: Source, progress: Progress)
         if not facts["rows"]:
             raise UserError(f"the {split} split of {config.source} has no pair with text on both sides")
     hashes = {path.name: sha256(path) for path in sorted(folder.iterdir())}
-    return {"holds": "pairs", "vocab_size": tokenizer.vocab_size, "splits": splits, "sha256": hashes}
+    facts = {"holds": "pairs", "vocab_size": tokenizer.vocab_size, "splits": splits, "sha256": hashes}
+    return facts | {"notes": source.notes()}
 
 
 def _write_manifest(folder: Path, config: DataConfig, key: str, facts: dict[str, Any]) -> None:
@@ -294,6 +295,11 @@ class Store:
     def holds(self) -> str:
         """pairs (of sentences), documents or examples (of labelled text)"""
         return self.manifest.get("holds", "pairs")
+
+    @property
+    def notes(self) -> list[str]:
+        """What people should know before they compare results, a sentence each: how the text was read, and its size."""
+        return [*self.manifest.get("notes", []), *published.compared(self.data, self.manifest["splits"])]
 
     def split(self, name: str, kind: str = "pairs") -> Split:
         paths = [self.folder / f"{name}-{shard:05d}" for shard in range(self._shards(name, kind))]

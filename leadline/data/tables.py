@@ -1,8 +1,9 @@
 """Where labelled text comes from. A source gives examples of a split: a text or two, and a label, as a stream.
 
 table:PATH            a file of rows with named columns, or a folder with files train, valid (or dev, validation) and
-                      test: .tsv (no quotes, as GLUE's), .csv, .jsonl; plain, .gz or .xz. The columns are data.first,
-                      data.second ("" where an example is one text) and data.label
+                      test: .tsv (no quotes, as GLUE's), .csv, .jsonl; plain, .gz or .xz; or with MRPC's original
+                      msr_paraphrase_train.txt and msr_paraphrase_test.txt. The columns are data.first, data.second
+                      ("" where an example is one text) and data.label; those of MRPC are known
 builtin:same-meaning  do two expressions of a number, a date or an amount mean the same? Made on the spot
 """
 
@@ -22,6 +23,8 @@ from leadline.errors import UserError, nearest
 from leadline.text import lines_of
 
 NAMES = {"train": ("train",), "valid": ("valid", "dev", "validation"), "test": ("test",)}
+MRPC_FILES = {"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"}  # the original ones
+MRPC_COLUMNS = {"sentence1": "#1 String", "sentence2": "#2 String", "label": "Quality"}  # in those and in GLUE's
 KINDS = (".tsv", ".csv", ".jsonl", ".ndjson", ".json")
 
 
@@ -41,6 +44,9 @@ class Examples(Protocol):
 
     def splits(self) -> tuple[str, ...]:
         """Those that exist: always train and valid."""
+
+    def notes(self) -> list[str]:
+        """What people should know of how it is read, a sentence each."""
 
 
 def holds_examples(source: str) -> bool:
@@ -65,6 +71,9 @@ class SameMeaning:
     def splits(self) -> tuple[str, ...]:
         return tuple(self.sizes)
 
+    def notes(self) -> list[str]:
+        return []
+
     def examples(self, split: str) -> Iterator[Example]:
         language, size = self.config.source_lang, self.sizes[split]
         if language not in numerals.LANGUAGES:
@@ -81,7 +90,7 @@ class Table:
             )
         self.path, self.config = path, config
         self.columns = [name for name in (config.first, config.second, config.label) if name]
-        found = {split: _find(path, names) for split, names in NAMES.items()} if path.is_dir() else {"train": path}
+        found = {split: _find(path, split) for split in NAMES} if path.is_dir() else {"train": path}
         self._own = {split: file for split, file in found.items() if file}
         if "train" not in self._own:
             raise UserError(f"{path} has no train.tsv, train.csv or train.jsonl (nor .gz, .xz of them)")
@@ -90,23 +99,36 @@ class Table:
                 f"{path} has no examples for validation: add a valid or dev file to a folder, or hold some out of "
                 "train with data.holdout=500"
             )
+        self._held = [split for split in ("valid", "test") if config.holdout and not found.get(split)]
+        self._unlabelled = None
         if "test" in self._own and not self._has_labels(self._own["test"]):
-            del self._own["test"]  # as GLUE gives them out
+            self._unlabelled = self._own.pop("test")  # as GLUE gives them out
 
     def _has_labels(self, path: Path) -> bool:
         return self.config.label in next(rows_of(path), (0, {}))[1]
 
     def splits(self) -> tuple[str, ...]:
-        return tuple(NAMES) if self.config.holdout else tuple(self._own)
+        return tuple(split for split in NAMES if split in self._own or split in self._held)
+
+    def notes(self) -> list[str]:
+        notes = []
+        if self._unlabelled:
+            notes.append(f"{self._unlabelled.name} has no labels and is left out: there is no test split")
+        if "valid" in self._held:
+            train = self._own["train"].name
+            notes.append(
+                f"valid is {self.config.holdout} examples of {train} chosen by data.seed, not a file of its own"
+            )
+        return notes
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(b"test is unlabelled" if self.config.holdout and self._unlabelled else b"")
         for split, path in self._own.items():
             digest.update(f"{split} {path.suffixes} ".encode() + path.read_bytes())
         return digest.hexdigest()
 
     def examples(self, split: str) -> Iterator[Example]:
-        if split in self._own and not (split == "train" and self.config.holdout):
+        if split in self._own and not (split == "train" and self._held):
             yield from self._read(self._own[split])
             return
         chosen = self._held_out()
@@ -138,27 +160,29 @@ class Table:
 
     def _held_out(self) -> dict[int, str]:
         """The numbers of the examples of train that serve as the splits that have no file of their own."""
-        wanted = [split for split in ("valid", "test") if split not in self._own]
         total = sum(1 for _ in self._read(self._own["train"]))
-        needed = self.config.holdout * len(wanted)
+        needed = self.config.holdout * len(self._held)
         if needed * 2 > total:
             raise UserError(
                 f"data.holdout={self.config.holdout} would take {needed} of the {total} examples: choose fewer"
             )
         numbers = random.Random(self.config.seed).sample(range(total), needed)
-        return {number: wanted[i // self.config.holdout] for i, number in enumerate(numbers)}
+        return {number: self._held[i // self.config.holdout] for i, number in enumerate(numbers)}
 
 
 JSON = (".jsonl", ".ndjson", ".json")
 
 
-def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
-    candidates = (folder / f"{n}{kind}{packed}" for n in names for kind in KINDS for packed in ("", ".gz", ".xz"))
+def _find(folder: Path, split: str) -> Path | None:
+    names = [f"{name}{kind}" for name in NAMES[split] for kind in KINDS]
+    names += [MRPC_FILES[split]] if split in MRPC_FILES else []
+    candidates = (folder / f"{name}{packed}" for name in names for packed in ("", ".gz", ".xz"))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def _kind(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz").removesuffix(".xz")).suffix.lower()
+    name = path.name.removesuffix(".gz").removesuffix(".xz")
+    return ".tsv" if name in MRPC_FILES.values() else Path(name).suffix.lower()
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -192,7 +216,14 @@ def _headed_rows(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[
     for line, fields in rows:
         if len(fields) != len(header):
             raise UserError(f"{path}, line {line}: {len(fields)} columns, and the header has {len(header)}")
-        yield line, dict(zip(header, fields, strict=True))
+        yield line, _usual(dict(zip(header, fields, strict=True)))
+
+
+def _usual(row: dict[str, str]) -> dict[str, str]:
+    """A row of MRPC with the usual names of its columns beside its own."""
+    if "#1 String" not in row:
+        return row
+    return {usual: row[name] for usual, name in MRPC_COLUMNS.items() if name in row} | row
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:

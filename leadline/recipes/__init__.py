@@ -8,13 +8,14 @@ from leadline.config import Config
 from leadline.errors import UserError, nearest
 from leadline.recipes.bert import bert_base_post_ln, bert_base_pre_ln, bert_small_post_ln, bert_small_pre_ln
 from leadline.recipes.glue import mrpc, rte, same_meaning
-from leadline.recipes.iwslt14 import iwslt14_deepnorm, iwslt14_post_ln, iwslt14_pre_ln
+from leadline.recipes.iwslt14 import iwslt14_deepnorm, iwslt14_post_ln, iwslt14_pre_ln, iwslt14_pre_ln_tuned
 from leadline.recipes.numerals import numerals
 from leadline.recipes.wmt14 import wmt14_post_ln, wmt14_pre_ln
 
 RECIPES: dict[str, Callable[[], Config]] = {
     "numerals": numerals,
     "iwslt14_pre_ln": iwslt14_pre_ln,
+    "iwslt14_pre_ln_tuned": iwslt14_pre_ln_tuned,
     "iwslt14_post_ln": iwslt14_post_ln,
     "iwslt14_deepnorm": iwslt14_deepnorm,
     "wmt14_pre_ln": wmt14_pre_ln,
@@ -45,6 +46,7 @@ __all__ = [
     "iwslt14_deepnorm",
     "iwslt14_post_ln",
     "iwslt14_pre_ln",
+    "iwslt14_pre_ln_tuned",
     "mrpc",
     "numerals",
     "rte",

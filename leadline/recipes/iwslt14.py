@@ -2,7 +2,8 @@
 
 The paper does not say how "no warm-up" decays: Pre-LN divides the rate by 10 at epoch 8 (`step`), Post-LN rises
 for 4000 updates and then falls as 1/sqrt (`inverse_sqrt`). Give the data with
-`--set data.source=text:FOLDER`, files train/valid/test.de/.en that are Moses-tokenised and lower-cased.
+`--set data.source=text:FOLDER`, files train/valid/test.de/.en that are Moses-tokenised and lower-cased; the folder that
+fairseq's prepare-iwslt14.sh makes is read as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,19 @@ def iwslt14_pre_ln() -> Config:
 
 
 WARM = {"lr": 1e-3, "schedule": "inverse_sqrt", "warmup": 4000}
+
+
+def iwslt14_pre_ln_tuned() -> Config:
+    """The paper's footnote 1, which reports 35.5 test BLEU.
+
+    "Decaying it at the 8000 update steps followed by the inverse square root" is read as: 7.5e-4 up to update 8,000,
+    then falling as 1/sqrt from there. How long it trained is not said: 40 epochs, about 19,000 updates, are our choice.
+    """
+    return iwslt14_pre_ln().set(
+        model={"dropout": 0.3, "attention_dropout": 0.1},
+        optim={"lr": 7.5e-4, "schedule": "hold_inverse_sqrt", "hold": 8000, "decay_at": ()},
+        train={"epochs": 40, "batch_tokens": 8192},
+    )
 
 
 def iwslt14_post_ln() -> Config:

@@ -178,6 +178,79 @@ class TestHoldout:
         assert str(folder) in message
 
 
+WORDS = ["die katze schläft .", "der hund läuft nicht @-@ er schläft", "eine straße"]
+PIECES = ["die kat@@ ze schl@@ ä@@ ft .", "der hun@@ d läuft nicht @-@ er schl@@ ä@@ ft", "eine stra@@ ße"]
+
+
+class TestSplitWords:
+    """Text that subword-nmt's BPE has split, as in the folder that fairseq's prepare-iwslt14.sh makes."""
+
+    @pytest.fixture
+    def fairseq(self, write) -> Path:
+        files = {f"{split}.{lang}": PIECES for split in ("train", "valid", "test") for lang in ("de", "en")}
+        folder = write(files | {"code": ["#version: 0.2", "e n</w>"]}, "iwslt14.tokenized.de-en")
+        (folder / "tmp").mkdir()
+        (folder / "tmp" / "train.de").write_text("die katze\n")
+        return folder
+
+    def test_are_joined_in_every_split_and_that_is_said(self, fairseq: Path) -> None:
+        config = text(fairseq, text="tokenized")
+        pairs = list(zip(WORDS, WORDS, strict=True))
+        assert read(config) == {"train": pairs, "valid": pairs, "test": pairs}
+        (note,) = open_source(config).notes()
+        assert "joined again" in note
+
+    def test_are_joined_in_what_is_held_out(self, write) -> None:
+        folder = write({"train.de": PIECES * 4, "train.en": PIECES * 4})
+        splits = read(text(folder, holdout=2))
+        assert {line for pairs in splits.values() for pair in pairs for line in pair} == set(WORDS)
+
+    def test_other_at_signs_stay(self, write) -> None:
+        lines = ["a @@ b", "x@@y z", "@@ -1 +1 @@ c", "the end@@", "mail@ me", "@@@ @"]
+        folder = write(without("train.de") | {"train.de": [*lines, *["wor@@ ds"] * (LINES - len(lines))]})
+        german = [left for left, _ in open_source(text(folder)).pairs("train")]
+        assert german == [*lines[:-1], "@@", *["words"] * (LINES - len(lines))]
+
+    def test_a_few_lines_that_look_like_it_are_text(self, write) -> None:
+        german = [*GERMAN[:-2], "x@@ y", "a@@b @@ c"]
+        source = open_source(text(write(WHOLE | {"train.de": german})))
+        assert [left for left, _ in source.pairs("train")] == german
+        assert source.notes() == []
+
+    def test_belong_to_the_fingerprint(self, fairseq: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What was prepared before words were joined is not found again."""
+        joined = open_source(text(fairseq)).fingerprint()
+        monkeypatch.setattr(sources, "SPLIT_WORD", re.compile("never"))
+        assert open_source(text(fairseq)).fingerprint() != joined
+
+
+class TestOpus:
+    """OPUS-100's names: opus.de-en-train.de, opus.de-en-dev.de, opus.de-en-test.de and the same for .en."""
+
+    @staticmethod
+    def files(*splits: str) -> dict[str, list[str]]:
+        lines = {"de": GERMAN, "en": ENGLISH}
+        return {f"opus.de-en-{split}.{lang}": lines[lang] for split in splits for lang in lines}
+
+    @pytest.mark.parametrize("languages", [("de", "en"), ("en", "de")])
+    def test_are_read_in_either_direction(self, write, languages: tuple[str, str]) -> None:
+        folder = write(self.files("train", "dev", "test"), "de-en")
+        splits = read(text(folder, source_lang=languages[0], target_lang=languages[1]))
+        assert list(splits) == ["train", "valid", "test"]
+        expected = (GERMAN[7], ENGLISH[7]) if languages[0] == "de" else (ENGLISH[7], GERMAN[7])
+        assert all(pairs[7] == expected for pairs in splits.values())
+
+    def test_pairs_without_dev_and_test_need_a_holdout(self, write) -> None:
+        folder = write(self.files("train"), "de-en")
+        assert "data.holdout=1000" in refusal(text(folder))
+        assert {split: len(pairs) for split, pairs in read(text(folder, holdout=5)).items()} == {
+            "train": LINES - 10, "valid": 5, "test": 5,
+        }  # fmt: skip
+
+    def test_another_pair_is_refused(self, write) -> None:
+        assert "has no train.fr" in refusal(text(write(self.files("train", "dev")), source_lang="fr"))
+
+
 def test_the_fingerprint_changes_with_the_text_and_not_with_the_folder(write) -> None:
     first = open_source(text(write(WHOLE))).fingerprint()
     assert open_source(text(write(WHOLE, "moved"))).fingerprint() == first

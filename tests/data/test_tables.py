@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leadline import recipes
 from leadline.config import DataConfig
 from leadline.data.store import Store, prepare
 from leadline.data.tables import Example, open_examples
@@ -64,6 +65,79 @@ def test_a_folder_has_its_own_splits(tmp_path: Path) -> None:
     )
     written(tmp_path / "test.jsonl", [row[1:] for row in ROWS], ("a", "b"))  # GLUE gives out tests without labels
     assert open_examples(config(tmp_path, holdout=0)).splits() == ("train", "valid")
+
+
+MRPC_HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+MRPC_ROWS = ['1\t70\t71\tHe said "so\tSo he said', "0\t72\t73\tA dog runs\tThe cat sleeps", "1\t74\t75\ta b\tb a"] * 3
+
+
+def glue(folder: Path, files: dict[str, list[str]]) -> Path:
+    folder.mkdir()
+    for name, lines in files.items():
+        end = "\r\n" if name.endswith(".txt") else "\n"
+        (folder / name).write_bytes(("\ufeff" + "".join(line + end for line in lines)).encode())
+    return folder
+
+
+def glue_mrpc(folder: Path) -> Path:
+    unlabelled = ["index\t#1 ID\t#2 ID\t#1 String\t#2 String", "0\t1\t2\tx\ty"]
+    labelled = {"train.tsv": [MRPC_HEADER, *MRPC_ROWS], "dev.tsv": [MRPC_HEADER, *MRPC_ROWS[:2]]}
+    return glue(folder, labelled | {"test.tsv": unlabelled})
+
+
+def recipe_data(task: str, folder: Path, **changes: Any) -> DataConfig:
+    return recipes.find(task).set(data={"source": f"table:{folder}"} | changes).data
+
+
+def test_glue_s_mrpc_is_read_as_it_is(tmp_path: Path) -> None:
+    folder = glue_mrpc(tmp_path / "MRPC")
+    source = open_examples(recipe_data("mrpc", folder))
+    assert source.splits() == ("train", "valid")
+    assert len(list(source.examples("train"))) == len(MRPC_ROWS)  # nothing is held out of it for the test
+    first = Example('He said "so', "So he said", "1", f"{folder / 'train.tsv'}, line 2")
+    assert next(source.examples("train")) == first
+    assert source.notes() == ["test.tsv has no labels and is left out: there is no test split"]
+    named = recipe_data("mrpc", folder, first="#1 String", second="#2 String", label="Quality")
+    assert list(open_examples(named).examples("valid")) == list(source.examples("valid"))
+
+
+def test_a_test_split_without_labels_is_not_one_that_is_missing(tmp_path: Path) -> None:
+    """Where it is missing, it is held out of train: other data, which needs another key."""
+    folder = glue_mrpc(tmp_path / "MRPC")
+    left_out = open_examples(recipe_data("mrpc", folder, holdout=2))
+    (folder / "test.tsv").unlink()
+    missing = open_examples(recipe_data("mrpc", folder, holdout=2))
+    assert [len(list(source.examples("train"))) for source in (left_out, missing)] == [9, 7]
+    assert left_out.fingerprint() != missing.fingerprint()
+
+
+def test_the_original_mrpc_is_read_as_it_is(tmp_path: Path) -> None:
+    lines = [MRPC_HEADER, *MRPC_ROWS]
+    folder = glue(tmp_path / "x", {"msr_paraphrase_train.txt": lines, "msr_paraphrase_test.txt": lines[:3]})
+    source = open_examples(recipe_data("mrpc", folder, holdout=4))
+    assert {split: len(list(source.examples(split))) for split in source.splits()} == {
+        "train": 5,
+        "valid": 4,
+        "test": 2,
+    }
+    assert next(source.examples("test"))[:3] == ('He said "so', "So he said", "1")
+    (note,) = source.notes()
+    assert note.startswith("valid is 4 examples of msr_paraphrase_train.txt")
+
+
+def test_glue_s_rte_is_read_as_it_is(tmp_path: Path) -> None:
+    rows = ['0\tIt "rains.\tWet.\tentailment', "1\tIt rains.\tDry.\tnot_entailment"]
+    labelled = ["index\tsentence1\tsentence2\tlabel", *rows]
+    unlabelled = ["index\tsentence1\tsentence2", "0\tIt rains.\tWet."]
+    folder = glue(tmp_path / "RTE", {"train.tsv": labelled, "dev.tsv": labelled[:2], "test.tsv": unlabelled})
+    source = open_examples(recipe_data("rte", folder))
+    assert {split: len(list(source.examples(split))) for split in source.splits()} == {"train": 2, "valid": 1}
+    assert next(source.examples("train"))[:3] == ('It "rains.', "Wet.", "entailment")
+    store = Store(prepare(recipe_data("rte", folder, vocab_size=31), tmp_path / "out"))
+    assert store.manifest["labels"] == ["entailment", "not_entailment"]
+    left_out, counts = store.notes
+    assert "test.tsv has no labels" in left_out
+    assert counts.startswith("train has 2 examples and valid has 1 examples; GLUE's RTE has 2,490 and 277: accuracy is")
 
 
 def test_numbers_and_truth_in_json_are_labels(tmp_path: Path) -> None:
