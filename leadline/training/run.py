@@ -31,6 +31,8 @@ from leadline.errors import UserError
 from leadline.files import to_json, write_json
 from leadline.provenance import NUMERICS, stamp
 
+TOGETHER = 1.0  # seconds within which signals count as one
+
 
 def require_new(folder: Path) -> None:
     """An existing run is never overwritten."""
@@ -139,16 +141,23 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching_signals() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are noted, for the loop to save and leave; a second one ends the process at once."""
+    """SIGINT and SIGTERM are noted, for the loop to save and leave; one that comes a while later ends the process.
+
+    A terminal's Ctrl-C reaches a command and its trainings at once, and the command then tells them to leave: what comes
+    together is one wish.
+    """
     received: list[int] = []
+    first: list[float] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
 
     def note(number: int, _: Any) -> None:
         received.append(number)
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        first.append(time.monotonic())
+        if first[-1] - first[0] > TOGETHER:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

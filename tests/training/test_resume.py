@@ -162,6 +162,16 @@ def test_a_signal_saves_says_how_to_go_on_and_leaves(
     assert measured(folder) == measured(whole)
 
 
+def test_signals_that_come_together_are_one_and_a_later_one_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt), runs.watching_signals() as received:  # noqa: PT012
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+        assert received == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
+        monkeypatch.setattr(runs, "TOGETHER", -1.0)
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 class Crash(Exception):
     pass
 
