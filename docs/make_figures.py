@@ -1,27 +1,39 @@
-"""Rebuild a results figure from run folders: python docs/make_figures.py OUT "TITLE" "NAME=RUN" "NAME=RUN" …
-
-Writes OUT.png and OUT.csv. A RUN may also be a folder that holds only the run's metrics.jsonl.
-"""
+"""The README's picture, from what Xiong's Figure 4 has kept of its runs: python docs/make_figures.py"""
 
 from __future__ import annotations
 
-import sys
+import json
 from pathlib import Path
 
-from leadline.report.figures import write_curves
-from leadline.training.run import read_metrics
+from leadline.report.page import Chart, picture
+from leadline.reproduce.figure import Run, curves
 
-EVERY = 50  # training rows kept, so that the table stays small
+RESULTS = Path(__file__).parent / "results"
+SHOWN = {
+    "post_ln, adam, no warm-up": "Post-LN, no warm-up",
+    "post_ln, adam, warm-up": "Post-LN, 4,000 updates of warm-up",
+    "pre_ln, adam, no warm-up": "Pre-LN, no warm-up",
+    "deepnorm, adam, warm-up": "DeepNorm, 4,000 updates of warm-up",
+}
 
 
-def main(out: str, title: str, *named: str) -> None:
-    runs = {}
-    for each in named:
-        name, _, folder = each.partition("=")
-        rows = read_metrics(Path(folder))
-        runs[name] = [row for row in rows if "valid_nll" in row or row["update"] % EVERY == 0]
-    write_curves(runs, Path(f"{out}.png"), Path(f"{out}.csv"), title)
+def main() -> None:
+    told = json.loads((RESULTS / "xiong-fig4" / "claims.json").read_text(encoding="utf-8"))["runs"]
+    lines = (RESULTS / "xiong-fig4" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = {line["key"]: line for line in map(json.loads, lines)}
+    runs: dict[str, list[Run]] = {name: [] for name in SHOWN.values()}
+    for run in told:
+        if run["label"] in SHOWN:
+            line = kept[run["key"]]
+            runs[SHOWN[run["label"]]].append(Run(run["label"], run["seed"], line["result"], line["rows"]))
+    chart = Chart(
+        "TED German-English: where the norm sits decides who needs warm-up",
+        "epoch",
+        "validation loss (nats a token)",
+        curves(runs, "valid_nll", "epoch"),
+    )
+    picture(chart).savefig(RESULTS / "ted_de-en.png", dpi=130)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -49,7 +49,7 @@ class Result:
 
 def configs(quick: bool) -> dict[str, Config]:
     """The four runs by name. Nothing but placement and warm-up differs."""
-    base = recipes.numerals().set(train={"device": "cpu"})
+    base = recipes.numerals().set(optim={"lr": 1e-2}, train={"device": "cpu"})
     if quick:
         base = base.set(data={"size": 8000}, train={"updates": 80, "batch_tokens": 512, "eval_every": 40})
     warmup = 30 if quick else 100

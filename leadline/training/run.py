@@ -143,8 +143,8 @@ def locked(folder: Path) -> Iterator[None]:
 def watching_signals() -> Iterator[list[int]]:
     """SIGINT and SIGTERM are noted, for the loop to save and leave; one that comes a while later ends the process.
 
-    A terminal's Ctrl-C reaches a command and its trainings at once, and the command then tells them to leave: what comes
-    together is one wish.
+    A terminal's Ctrl-C reaches a command and its trainings at once, and the command then tells them to leave: signals
+    that come together are one.
     """
     received: list[int] = []
     first: list[float] = []
