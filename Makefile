@@ -1,10 +1,12 @@
-# Needs only python3 and make. Everything lives in .venv; a second call installs nothing again.
+# Needs only python3 and make. Everything lives in .venv; a second call installs nothing again. `demo` installs what
+# running needs, `test` what testing needs too.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+SMALL := .venv/.small
 
 .PHONY: demo test check lint bench reproduce-tiny clean
-demo: $(READY)
+demo: $(SMALL)
 	$(BIN)/leadline demo
 
 # Three workers for two cores: some tests wait for processes of their own.
@@ -25,9 +27,13 @@ reproduce-tiny: $(READY)
 
 # uv installs torch in seconds where pip takes minutes; it comes from the same place as any other package. Bytecode is
 # compiled at once: every process that a test starts would do it again where nothing may be written later.
-$(READY): pyproject.toml
+$(SMALL): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e .
+	touch $@
+
+$(READY): $(SMALL)
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[dev]'
 	touch $@
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from leadline.trained import Trained, load
     from leadline.training.loop import resume, train
 
+__version__ = "0.1.0"
+
 # Imported when first used: torch takes seconds to load, and `leadline --help` needs none of it.
 _HOME = {
     "recipes": "leadline.recipes",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -13,7 +12,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-from leadline import recipes
+from leadline import machine, recipes
 from leadline.config import Config
 from leadline.data.store import Progress, prepare
 from leadline.errors import Diverged, UserError
@@ -86,7 +85,7 @@ def _train_all(
     chosen: dict[str, Config], out: Path, tested: int, progress: Progress, on_event: Callable[[str, Any], None]
 ) -> list[Result]:
     """Side by side, in as many processes as there are cores: small models do not fill more than one each."""
-    cores = len(os.sched_getaffinity(0))
+    cores = machine.cores()
     workers = min(len(chosen), cores)
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, ProcessPoolExecutor(workers, context) as pool:

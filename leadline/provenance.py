@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import leadline
 
 # Raised when the same config on the same data computes something else than before. A result of another number is not
 # used again, and a run that goes on from one says so.
@@ -20,10 +21,7 @@ FORMAT = 2  # of run.json and result.json; 1 had neither config nor code
 @functools.cache
 def code() -> dict[str, Any]:
     """The package's version and, where it runs from its repository, the commit and whether files differ from it."""
-    try:
-        found: dict[str, Any] = {"version": metadata.version("leadline")}
-    except metadata.PackageNotFoundError:
-        found = {"version": "unknown"}
+    found: dict[str, Any] = {"version": leadline.__version__}
     # A package that was installed somewhere below another repository is not part of that one.
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is not None:
         found |= {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain", "--", "."))}

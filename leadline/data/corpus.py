@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from leadline import config as configuration
+from leadline import machine
 from leadline.config import DataConfig
 from leadline.data.documents import Documents, Paragraph
 from leadline.data.sentences import splitter
@@ -119,7 +120,7 @@ def build(folder: Path, config: DataConfig, source: Documents, progress: Any) ->
         for number, block in enumerate(blocks(source.paragraphs()))
         if not _marker(folder, number).exists()
     )
-    processes = min(len(os.sched_getaffinity(0)), math.ceil(found.characters / BLOCK))
+    processes = min(machine.cores(), math.ceil(found.characters / BLOCK))
     done = _by_processes(folder, todo, processes) if processes > 1 else _alone(folder, todo)
     for counts in done:
         progress("encoding documents", counts["train"]["documents"] + counts["valid"]["documents"])

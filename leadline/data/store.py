@@ -13,7 +13,6 @@ A folder is written under another name and renamed when complete, so it is whole
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import itertools
@@ -28,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from leadline import config as configuration
+from leadline import machine
 from leadline.config import DataConfig
 from leadline.data import corpus, labelled, published
 from leadline.data.documents import Documents, holds_documents, open_documents
@@ -112,7 +112,7 @@ def _make_documents(folder: Path, config: DataConfig, source: Documents, key: st
     building.parent.mkdir(parents=True, exist_ok=True)
     lock = building.with_suffix(".lock")
     with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # another process may be preparing the same: wait for it
+        machine.lock(file, wait=True)  # another process may be preparing the same
         if (folder / "manifest.json").exists() and _manifest(folder)["key"] == key:
             return
         building.mkdir(exist_ok=True)

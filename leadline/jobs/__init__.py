@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leadline import machine
 from leadline.config import Config, settings, to_toml
 from leadline.errors import UserError
 from leadline.files import write_json
@@ -116,7 +117,7 @@ def execute(jobs: Sequence[Job], root: Path, at_once: int = 1, on_event: OnEvent
     running: dict[subprocess.Popen[str], Job] = {}
     failed: list[str] = []
     events: queue.Queue[tuple[str, Event]] = queue.Queue()
-    threads = max(1, len(os.sched_getaffinity(0)) // max(1, min(at_once, len(waiting))))
+    threads = max(1, machine.cores() // max(1, min(at_once, len(waiting))))
     try:
         while waiting or running or not events.empty():
             while waiting and len(running) < at_once:

@@ -11,7 +11,6 @@ checkpoints/     see leadline.training.checkpoint
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -24,7 +23,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import leadline
 from leadline import config as configuration
+from leadline import machine
 from leadline.config import Config
 from leadline.data.store import Store
 from leadline.errors import UserError
@@ -77,8 +78,10 @@ def describe(folder: Path, config: Config, store: Store, device: str, chosen: di
     _require_same_data(folder, before, store)
     if not (folder / "config.toml").exists():
         (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
-    packages = ("leadline", "torch", "numpy", "tokenizers", "safetensors", "sacrebleu")
-    versions = {"python": platform.python_version()} | {name: _version(name) for name in packages}
+    packages = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu")
+    versions = {"python": platform.python_version(), "leadline": leadline.__version__} | {
+        name: _version(name) for name in packages
+    }
     known = ("key", "sha256", "splits", "labels")
     facts: dict[str, Any] = stamp() | {
         "versions": versions,
@@ -132,10 +135,8 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"the run folder {folder} cannot be written: {error.strerror}") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another training is running in {folder}") from None
+        if not machine.lock(file, wait=False):
+            raise UserError(f"another training is running in {folder}")
         yield
 
 
@@ -159,7 +160,7 @@ def watching_signals() -> Iterator[list[int]]:
             signal.signal(number, before[number])
             signal.raise_signal(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:
