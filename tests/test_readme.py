@@ -12,19 +12,19 @@ import typer
 from leadline.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "results.md"]
 
 
 def blocks(language: str, page: Path) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.parametrize("example", blocks("python", PAGES[0]))
+@pytest.mark.parametrize("example", blocks("python", PAGES[1]))
 def test_python_example_runs(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     short = example.replace('"updates": 400', '"updates": 3')
     assert "train={" not in example or short != example
-    exec(compile(short, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(short, "guide.md", "exec"), {"__name__": "readme"})
     assert capsys.readouterr().out.strip()
 
 
@@ -34,6 +34,13 @@ def commands() -> list[str]:
     ]
     parts = [part.strip() for line in lines for part in line.split("|")]
     return [part.split("  #")[0].replace("$D", "") for part in parts if part.startswith("leadline ")]
+
+
+def test_the_readme_is_short_and_all_links_lead_somewhere() -> None:
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 140
+    for page in [PAGES[0], *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
 
 
 def test_there_are_commands_to_check() -> None:
@@ -54,4 +61,4 @@ def test_the_table_of_claims_is_what_the_figures_found(monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import make_claims
 
-    assert make_claims.page() == PAGES[1].read_text(encoding="utf-8")
+    assert make_claims.page() == PAGES[2].read_text(encoding="utf-8")
