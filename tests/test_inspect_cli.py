@@ -256,7 +256,7 @@ def test_out_html_and_a_report_of_both(leadline: Leadline, tmp_path: Path, finis
     assert any("depth" in path.name for path in figures)
     for path in figures:
         if path.suffix == ".csv":
-            assert len(list(csv.reader(path.open(encoding="utf-8")))) >= 1
+            assert len(list(csv.reader(path.read_text(encoding="utf-8").splitlines()))) >= 1
         else:
             assert path.read_bytes().startswith(b"\x89PNG")
             assert path.with_suffix(".csv").exists()

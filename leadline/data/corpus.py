@@ -211,9 +211,11 @@ def _by_processes(folder: Path, jobs: Iterator[dict[str, Any]], count: int) -> I
     finally:
         for process in processes:
             assert process.stdin is not None
+            assert process.stdout is not None
             with contextlib.suppress(OSError):
                 process.stdin.close()  # it leaves when there is nothing more to read
             process.wait()
+            process.stdout.close()
 
 
 class _Encoder:

@@ -166,8 +166,9 @@ def start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Eve
 
     def listen() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            events.put((job.name, Event(**json.loads(line))))
+        with process.stdout:
+            for line in process.stdout:
+                events.put((job.name, Event(**json.loads(line))))
 
     threading.Thread(target=listen, daemon=True).start()
     return process
