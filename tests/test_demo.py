@@ -152,13 +152,3 @@ def test_what_a_training_process_raises_survives_the_way_to_its_parent(error: Ex
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), str(error))
     assert vars(again) == vars(error)
-
-
-@pytest.mark.slow
-def test_without_warmup_post_ln_stays_a_nat_behind_pre_ln(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The claim of the paper, on the quick demo's own configs."""
-    without = {name: config for name, config in demo.configs(quick=True).items() if not config.optim.warmup}
-    monkeypatch.setattr(demo, "configs", lambda quick: without)
-    post_ln, pre_ln = demo.demo(tmp_path / "demo", quick=True)
-    assert (post_ln.placement, pre_ln.placement) == ("post_ln", "pre_ln")
-    assert post_ln.valid_loss > pre_ln.valid_loss + 1

@@ -223,11 +223,13 @@ def test_pre_ln_gradients_of_w2_are_flat_near_the_output_and_grow_towards_the_in
     assert many[0] > 3
 
 
-def whole_model(encoder_layers: int, decoder_layers: int, init: str = "xavier") -> dict[str, list[float]]:
-    """The same gradients in Leadline's own Post-LN model, relative to the last layer: d = 64, random text, 10 seeds."""
+def whole_model(
+    encoder_layers: int, decoder_layers: int, init: str = "xavier", seeds: int = 10
+) -> dict[str, list[float]]:
+    """The same gradients in Leadline's own Post-LN model, relative to the last layer: d = 64, random text."""
     runs: dict[str, list[list[float]]] = {}
     shape = {"encoder_layers": encoder_layers, "decoder_layers": decoder_layers, "dim": 64, "ffn_dim": 64, "heads": 2}
-    for seed in range(10):
+    for seed in range(seeds):
         draw = np.random.default_rng(seed)
         model = Transformer(500, seed=seed, placement="post_ln", init=init, max_length=16, dropout=0.0, **shape)
         source, target = (pack_one([draw.integers(4, 500, 16) for _ in range(8)]) for _ in range(2))
@@ -250,7 +252,7 @@ def test_in_a_whole_model_they_fall_where_there_is_cross_attention() -> None:
     decoder = found["decoder"]
     assert decoder == sorted(decoder)
     assert decoder[0] ** (1 / 5) == pytest.approx(0.5**0.5, rel=0.1)
-    assert whole_model(6, 6, "fairseq_2019")["decoder"][0] ** (1 / 5) == pytest.approx((2 / 3) ** 0.5, rel=0.05)
+    assert whole_model(6, 6, "fairseq_2019", 3)["decoder"][0] ** (1 / 5) == pytest.approx((2 / 3) ** 0.5, rel=0.05)
     for value, bounds in zip(decoder[:-1], theory.post_ln_decoder_gradient_profile(6), strict=False):
         assert bounds.low is not None
         assert bounds.low * 0.9 < value < 1
