@@ -76,7 +76,8 @@ class Fused:
                 parts.append(lambda h, block=block, memory=memory: block.cross.step(h, memory))
             parts.append(block.ffn)
             for (connection, _), part in zip(block.connections(), parts, strict=True):
-                stream = connection.fused(stream, lambda h, own_bias=False, part=part: Branch(part(h), None, none))
+                branch = lambda h, part=part: Branch(self.runtime, part(_half(h)), None, none)  # noqa: E731
+                stream = connection(self._enter(stream), branch)
         return self.logits(self._top(self.model.decoder, stream))
 
     def loss(
@@ -120,48 +121,50 @@ class Fused:
                 stream = self._block(block, number, stream, pack, seen, source)  # type: ignore[arg-type]
         return self._top(layers, stream)
 
-    def _foot(self, layers: Layers, x: Tensor) -> Stream:
-        return Stream(self.runtime, layers.opens(x))
+    def _foot(self, layers: Layers, x: Tensor) -> Any:
+        return self._enter(layers.opens(x))
 
-    def _top(self, layers: Layers, stream: Stream) -> Tensor:
-        if isinstance(layers.final, nn.Identity):
-            return stream.half
-        if isinstance(layers.final, nn.LayerNorm):
-            return stream.normed(layers.final)[1]
-        return layers.final(stream.sum()).to(self.runtime.dtype)
+    def _enter(self, x: Any) -> Any:
+        """What a residual connection is given: a stream, or what its placement has made of it."""
+        if isinstance(x, Tensor):
+            x = Stream(self.runtime, x)
+        return x.enter() if isinstance(x, Stream) else x
+
+    def _top(self, layers: Layers, stream: Any) -> Tensor:
+        return _half(layers.final(self._enter(stream))).to(self.runtime.dtype)
 
     def _block(
-        self, block: Block, number: int, stream: Stream, pack: Pack, memory: Tensor | Shared | None, source: Pack | None
-    ) -> Stream:
+        self, block: Block, number: int, stream: Any, pack: Pack, memory: Tensor | Shared | None, source: Pack | None
+    ) -> Any:
         site = self.sites[block]
 
-        def attend(h: Tensor, own_bias: bool = False) -> Branch:
-            return self._self_attention(block.attn, h, pack, site, own_bias)
+        def attend(h: Any) -> Branch:
+            return self._self_attention(block.attn, _half(h), pack, site)
 
-        def cross(h: Tensor, own_bias: bool = False) -> Branch:
+        def cross(h: Any) -> Branch:
             assert memory is not None
             assert source is not None
             seen = (
                 memory if isinstance(memory, Shared) else linear(memory, block.cross.kv, self.runtime, own_bias=False)
             )
-            return self._cross_attention(block.cross, h, seen, number, pack, source, site + 2, own_bias)
+            return self._cross_attention(block.cross, _half(h), seen, number, pack, source, site + 2)
 
-        def feed(h: Tensor, own_bias: bool = False) -> Branch:
-            return self._feed_forward(block.ffn, h, site + 4, own_bias)
+        def feed(h: Any) -> Branch:
+            return self._feed_forward(block.ffn, _half(h), site + 4)
 
-        stream = block.attn_residual.fused(stream, attend)
+        stream = block.attn_residual(self._enter(stream), attend)
         if memory is not None:
-            stream = block.cross_residual.fused(stream, cross)
-        return block.ffn_residual.fused(stream, feed)
+            stream = block.cross_residual(self._enter(stream), cross)
+        return block.ffn_residual(self._enter(stream), feed)
 
-    def _self_attention(self, layer: SelfAttention, h: Tensor, pack: Pack, site: int, own_bias: bool) -> Branch:
+    def _self_attention(self, layer: SelfAttention, h: Tensor, pack: Pack, site: int) -> Branch:
         run = self.runtime
         qkv = linear(h, layer.qkv, run, own_bias=False)
         inside = self._drop(layer, layer.attention_dropout, site)
         heads = attention(
             qkv, None, pack, pack, layer.heads, layer.causal, run, dropout=inside, biases=(layer.qkv.bias,)
         )
-        return self._branch(layer, layer.out, heads, site + 1, own_bias)
+        return self._branch(layer, layer.out, heads, site + 1)
 
     def _cross_attention(
         self,
@@ -172,7 +175,6 @@ class Fused:
         pack: Pack,
         source: Pack,
         site: int,
-        own_bias: bool,
     ) -> Branch:
         run = self.runtime
         q = linear(h, layer.q, run, own_bias=False)
@@ -180,18 +182,18 @@ class Fused:
         biases = (layer.q.bias, layer.kv.bias)
         number = number if isinstance(kv, Shared) else 0
         heads = attention(q, kv, pack, source, layer.heads, False, run, dropout=inside, biases=biases, number=number)
-        return self._branch(layer, layer.out, heads, site + 1, own_bias)
+        return self._branch(layer, layer.out, heads, site + 1)
 
-    def _feed_forward(self, layer: FeedForward, h: Tensor, site: int, own_bias: bool) -> Branch:
+    def _feed_forward(self, layer: FeedForward, h: Tensor, site: int) -> Branch:
         inside = self._drop(layer, layer.activation_dropout.p, site)
         wide = expand(h, layer.expand, _is_gelu(layer), inside, self.runtime)
-        return self._branch(layer, layer.contract, wide, site + 1, own_bias)
+        return self._branch(layer, layer.contract, wide, site + 1)
 
-    def _branch(self, layer: Any, last: Any, x: Tensor, site: int, own_bias: bool) -> Branch:
+    def _branch(self, layer: Any, last: Any, x: Tensor, site: int) -> Branch:
         if not isinstance(layer.inside, nn.Identity):
             x = layer.inside(x.float())
-        y = linear(x, last, self.runtime, own_bias)
-        return Branch(y, None if own_bias else last.bias, self._drop(layer, layer.dropout.p, site))
+        y = linear(x, last, self.runtime, own_bias=False)
+        return Branch(self.runtime, y, last.bias, self._drop(layer, layer.dropout.p, site))
 
     def _embed(
         self, foot: Embed, tokens: Tensor, positions: Tensor, site: int, segments: Tensor | None = None
@@ -213,6 +215,11 @@ class Fused:
 
     def _drop(self, layer: nn.Module, p: float, site: int) -> Dropout:
         return self.runtime.dropout(p if layer.training else 0.0, site)
+
+
+def _half(x: Any) -> Tensor:
+    """As matrix products read it."""
+    return x.half if isinstance(x, Stream) else x
 
 
 def _is_gelu(layer: Any) -> bool:

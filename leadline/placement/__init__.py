@@ -9,7 +9,7 @@ import sys
 from leadline.errors import UserError, nearest
 from leadline.placement.admin import Admin, AdminConstant
 from leadline.placement.b2t import B2T
-from leadline.placement.base import ROLES, Architecture, Base, NormName, Placement, Role, Site, Stack
+from leadline.placement.base import ROLES, Architecture, Base, NormName, Placement, Role, Site, Stack, tensor
 from leadline.placement.deepnorm import DeepNorm
 from leadline.placement.dlcl import DLCL
 from leadline.placement.ds_init import DSInit
@@ -70,5 +70,5 @@ def find(name: str) -> type[Placement]:
 
 __all__ = [
     "PLACEMENTS", "ROLES", "Architecture", "Base", "DeepNorm", "NormName", "Placement", "PostLN", "PreLN", "Role",
-    "Site", "Stack", "find",
+    "Site", "Stack", "find", "tensor",
 ]  # fmt: skip

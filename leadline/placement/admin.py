@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.placement.base import Placement, Site
+from leadline.placement.base import Placement, Site, tensor
 
 
 def _variance(x: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Admin(Placement):
         self.below: list[float] | None = None  # while a stack is profiled, shared by it: ω² for the next connection
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        branch = sublayer(x)
+        x, branch = tensor(x), tensor(sublayer(x))
         if self.below is not None:
             self.omega.fill_(math.sqrt(self.below[0]))
             self.below[0] = float(_variance(self.omega * x) + _variance(branch))
@@ -67,9 +67,6 @@ class AdminConstant(Placement):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.norm(self.omega * x + sublayer(x))
-
-    def fused(self, stream: Any, sublayer: Any) -> Any:
-        return stream.joined(sublayer(stream.half), self.norm, self.omega)
 
     def describe(self) -> dict[str, float]:
         return {"omega": self.omega}

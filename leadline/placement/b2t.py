@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from leadline.placement.base import Placement, Site
+from leadline.placement.base import Placement, Site, tensor
 
 
 class B2T(Placement):
@@ -26,7 +26,7 @@ class B2T(Placement):
     def forward(self, x: Any, sublayer: Callable[[Tensor], Tensor]) -> Any:
         x, entered = (x, x) if self.first else x
         if self.last:
-            return self.norm(x + sublayer(x) + entered)
+            return self.norm(x + sublayer(x) + tensor(entered))
         return self.norm(x + sublayer(x)), entered
 
     def stream(self, x: Any) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 from torch import Tensor, nn
 
 from leadline.errors import UserError
+from leadline.kernels.norm import LayerNorm, RMSNorm
 
 # "head" is what reads the finished stream: no residual connection, so no placement is asked for its gain.
 Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_out", "embed", "head"]
@@ -78,13 +79,19 @@ class Site:
     def norm(self, width: int | None = None) -> nn.Module:
         """A new norm, of the stream unless another width is given."""
         width = width or self.dim
-        return (nn.LayerNorm if self.norm_name == "layer_norm" else nn.RMSNorm)(width, eps=self.norm_eps)
+        return (LayerNorm if self.norm_name == "layer_norm" else RMSNorm)(width, eps=self.norm_eps)
+
+
+def tensor(x: Any) -> Tensor:
+    """A stream or a branch as a tensor; a tensor as it is."""
+    return x if isinstance(x, Tensor) else x.tensor
 
 
 class Placement(nn.Module, ABC):
     """One residual connection. Subclasses write `forward`, and the others where they differ.
 
-    `fused` is optional: the equation in terms of fused kernels, where one wants their speed.
+    On fused kernels the equation is given a stream that knows a number times it, a sum with a branch or a tensor, and
+    being normalised by a norm of `Site.norm`. An equation that asks for more writes `tensor(…)` around what it asks.
     """
 
     architectures: ClassVar[tuple[Architecture, ...]] = get_args(Architecture)  # those the paper defines
@@ -102,16 +109,6 @@ class Placement(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """The stream after the sublayer has joined it."""
-
-    def fused(self, stream: Any, sublayer: Any) -> Any:
-        """The same connection on a leadline.kernels.fused.stream.Stream; as here, it is the equation as written."""
-        return stream.through(self.forward, sublayer)
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        """Whoever writes another equation does not inherit a fused form of the old one."""
-        super().__init_subclass__(**keywords)
-        if "forward" in cls.__dict__ and "fused" not in cls.__dict__:
-            cls.fused = Placement.fused  # type: ignore[method-assign]
 
     @classmethod
     def opens(cls, site: Site) -> nn.Module:

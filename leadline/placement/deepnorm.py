@@ -8,7 +8,6 @@ SGD go (docs/theory.md: with Adam the rate must fall with depth). q and k keep g
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -36,9 +35,6 @@ class DeepNorm(Placement):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.norm(self.alpha * x + sublayer(x))
-
-    def fused(self, stream: Any, sublayer: Any) -> Any:
-        return stream.joined(sublayer(stream.half), self.norm, self.alpha)
 
     @classmethod
     def gain(cls, role: Role, site: Site) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from leadline.kernels.compiling import uncompiled
-from leadline.placement.base import Site
+from leadline.placement.base import Site, tensor
 from leadline.placement.pre_ln import PreLN
 
 
@@ -111,7 +111,7 @@ class DLCL(PreLN):
 
     def forward(self, x: Any, sublayer: Callable[[Tensor], Tensor]) -> Any:
         x, below = x if self.combine is None else self.combine(x)
-        y = x + sublayer(self.norm(x))
+        y = x + tensor(sublayer(self.norm(x)))
         return (y if self.output_norm is None else self.output_norm(y)), below
 
     @classmethod

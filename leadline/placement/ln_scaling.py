@@ -7,7 +7,6 @@ does not grow exponentially with depth. The paper has one stack; here each stack
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +25,6 @@ class LNScaling(PreLN):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return x + sublayer(self.norm(x) * self.scale)
-
-    def fused(self, stream: Any, sublayer: Any) -> Any:
-        stream, h = stream.normed(self.norm)
-        return stream.plus(sublayer(h * self.scale))
 
     def describe(self) -> dict[str, float]:
         return {"scale": self.site.layer**-0.5}

@@ -7,7 +7,6 @@ section 3, with its share of ¼, rounded down. The paper has one stack; here eac
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,9 +22,6 @@ class MixLN(Placement):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.inner(x, sublayer)
-
-    def fused(self, stream: Any, sublayer: Any) -> Any:
-        return self.inner.fused(stream, sublayer)
 
     @classmethod
     def final(cls, site: Site) -> nn.Module:

@@ -11,7 +11,6 @@ code in fairseq leaves it as in Pre-LN.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +40,3 @@ class NormFormer(PreLN):
 
     def inside(self, role: Role, width: int, heads: int) -> nn.Module:
         return {"self": HeadGain(heads), "cross": nn.Identity(), "ffn": self.site.norm(width)}[self.site.kind]
-
-    def fused(self, stream: Any, sublayer: Any) -> Any:
-        return stream.through(self.forward, sublayer) if self.site.kind == "self" else super().fused(stream, sublayer)

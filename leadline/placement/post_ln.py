@@ -7,7 +7,6 @@ that its gradients near the output are large at initialisation, whatever the dep
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -21,6 +20,3 @@ class PostLN(Placement):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return self.norm(x + sublayer(x))
-
-    def fused(self, stream: Any, sublayer: Any) -> Any:
-        return stream.joined(sublayer(stream.half), self.norm)

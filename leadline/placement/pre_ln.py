@@ -7,7 +7,6 @@ gradients of the last layer shrink as 1/sqrt(layers), so it trains without warm-
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,10 +20,6 @@ class PreLN(Placement):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return x + sublayer(self.norm(x))
-
-    def fused(self, stream: Any, sublayer: Any) -> Any:
-        stream, h = stream.normed(self.norm)
-        return stream.plus(sublayer(h))
 
     @classmethod
     def final(cls, site: Site) -> nn.Module:

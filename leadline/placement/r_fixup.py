@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from leadline.placement.base import Placement, Role, Site
+from leadline.placement.base import Placement, Role, Site, tensor
 
 
 def connections_of_model(site: Site) -> int:
@@ -31,7 +31,7 @@ class RFixup(Placement):
         self.shift_out = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return x + self.scale * sublayer(x + self.shift_in) + self.shift_out
+        return x + self.scale * tensor(sublayer(x + self.shift_in)) + self.shift_out
 
     @classmethod
     def gain(cls, role: Role, site: Site) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from leadline.placement.base import Placement, Site
+from leadline.placement.base import Placement, Site, tensor
 
 Dual = tuple[Tensor, Tensor]
 
@@ -39,7 +39,7 @@ class ResiDual(Placement):
 
     def forward(self, both: Dual, sublayer: Callable[[Tensor], Tensor]) -> Dual:  # type: ignore[override]
         x, r = both
-        branch = sublayer(x)
+        branch = tensor(sublayer(x))
         return self.norm(x + branch), r + branch
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.placement.base import Placement, Site
+from leadline.placement.base import Placement, Site, tensor
 
 
 class ReZero(Placement):
@@ -21,7 +21,7 @@ class ReZero(Placement):
         self.a = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        return x + self.a * sublayer(x)
+        return x + self.a * tensor(sublayer(x))
 
     @classmethod
     def tie(cls, layer: Sequence[Any]) -> None:

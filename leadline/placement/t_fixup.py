@@ -12,7 +12,6 @@ The paper has no encoder or decoder alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -25,9 +24,6 @@ class TFixup(Placement):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return x + sublayer(x)
-
-    def fused(self, stream: Any, sublayer: Any) -> Any:
-        return stream.plus(sublayer(stream.half))
 
     @classmethod
     def gain(cls, role: Role, site: Site) -> float:

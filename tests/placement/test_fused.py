@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
+from leadline.kernels.fused import stream as stream_module
+from leadline.kernels.fused.residual import add_norm
 from leadline.kernels.fused.runtime import Runtime
 from leadline.kernels.fused.stream import Branch, Stream
-from leadline.placement import PLACEMENTS, Site
+from leadline.placement import PLACEMENTS, Placement, Site, tensor
 from leadline.placement.dlcl import Below
 
 TOKENS, DIM = 5, 16
@@ -47,14 +49,19 @@ class Layer(nn.Module):
         return self.final(stream)
 
     def fused(self, x: Tensor, runtime: Runtime) -> Tensor:
-        stream = Stream(runtime, self.opened(x))
+        def entered(x: Any) -> Any:
+            x = Stream(runtime, x) if isinstance(x, Tensor) else x
+            return x.enter() if isinstance(x, Stream) else x
+
+        stream = self.opened(x)
         for connection, matrix in zip(self.connections, self.matrices, strict=True):
 
-            def sublayer(h: Tensor, own_bias: bool = False, matrix: Tensor = matrix) -> Branch:
-                return Branch(h @ matrix, None, runtime.dropout(0.0, 0))
+            def sublayer(h: Any, matrix: Tensor = matrix) -> Branch:
+                half = h.half if isinstance(h, Stream) else h
+                return Branch(runtime, half @ matrix, None, runtime.dropout(0.0, 0))
 
-            stream = connection.fused(stream, sublayer)
-        return self.final(stream.sum())
+            stream = connection(entered(stream), sublayer)
+        return tensor(self.final(entered(stream)))
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -78,3 +85,59 @@ def test_the_fused_stream_gives_what_the_equation_gives(name: str, norm: str) ->
         found.append([out, given.grad, *(p.grad for p in layer.parameters())])
     for plain, fused in zip(*found, strict=True):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+
+
+# Kernels that sum, drop and normalise in a layer of three connections: one each, and one for a norm at the end of the
+# stack. Those that look at tensors leave some of it to torch.
+KERNELS = {
+    **dict.fromkeys(("post_ln", "deepnorm", "post_ln_init", "ds_init", "admin_constant"), 3),
+    **dict.fromkeys(("pre_ln", "sub_ln", "ln_scaling", "mix_ln", "normformer"), 3 + 1),
+    "b2t": 4,  # the sum with what entered the layer is torch's
+    "t_fixup": 3,
+    **dict.fromkeys(("sandwich_ln", "peri_ln"), 3 + 1),
+    **dict.fromkeys(("admin", "rezero", "r_fixup", "resi_dual", "dlcl"), 0),
+}
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_a_connection_stays_as_fused_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    monkeypatch.setattr(stream_module, "add_norm", lambda *a, **k: (launched.append("kernel"), add_norm(*a, **k))[1])
+    layer = Layer(name, "layer_norm")
+    with torch.no_grad():
+        layer.fused(torch.randn(TOKENS, DIM), Runtime(torch.float32, torch.zeros(1, dtype=torch.int64)))
+    assert len(launched) == KERNELS[name]
+
+
+class Careless(Placement):
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.gate = nn.Parameter(torch.ones(site.dim))
+
+    def forward(self, x: Any, sublayer: Any) -> Any:
+        return x + self.gate * sublayer(x)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_what_the_stream_does_not_know_says_how_to_look_at_it() -> None:
+    runtime = Runtime(torch.float32, torch.zeros(1, dtype=torch.int64))
+    x = Stream(runtime, torch.randn(TOKENS, DIM), entering=True)
+
+    def sublayer(h: Any) -> Branch:
+        return Branch(runtime, torch.randn(TOKENS, DIM), None, runtime.dropout(0.0, 0))
+
+    careless = Careless(Site(DIM, encoder_layers=1))
+    for asked in (
+        lambda: careless(x, sublayer),
+        lambda: torch.relu(x),
+        lambda: torch.ones(1) + x,
+        lambda: x.mean(),
+        lambda: x + "nothing",
+        lambda: torch.ones(1) * x,
+        lambda: sublayer(x) + x,
+        lambda: nn.functional.layer_norm(x, (DIM,)),
+    ):
+        with pytest.raises(TypeError, match=r"look at it as a tensor, with leadline.placement.tensor"):
+            asked()
+    assert torch.equal(tensor(x + torch.ones(1)), tensor(x) + 1)
