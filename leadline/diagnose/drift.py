@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from leadline.errors import UserError
 from leadline.model.block import Block
+from leadline.model.operations import PLAIN
 from leadline.model.precision import autocast
 
 
@@ -57,10 +58,12 @@ class Drift:
         if not self.batch:
             self.batch = (args, keywords)
 
-    def gradients(self) -> None:
-        """Before the optimizer's step: where it starts from."""
+    def seen(self) -> None:
         for handle in self.handles:
             handle.remove()
+
+    def gradients(self) -> None:
+        """Before the optimizer's step: where it starts from."""
         self.matrices = {
             f"watch/second_matrix/{block.ffn_residual.site.stack}.{block.ffn_residual.site.layer}": float(
                 block.ffn.contract.weight.grad.norm()
@@ -88,13 +91,12 @@ class Drift:
     @torch.no_grad()
     def _output(self) -> Tensor:
         model, (args, keywords) = self.model, self.batch
-        training, fused, model.fused = model.training, model.fused, None
+        training = model.training
         model.eval()
         try:
-            with autocast(next(model.parameters()).device, self.precision):
+            with model.using(PLAIN), autocast(next(model.parameters()).device, self.precision):
                 return model(*args, **keywords).float()
         finally:
-            model.fused = fused
             model.train(training)
 
 

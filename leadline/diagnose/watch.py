@@ -59,10 +59,12 @@ class Watch:
 
         self.handles = [c.register_forward_hook(listen(name)) for name, c in connections_of(model).items()]
 
-    def gradients(self) -> None:
-        """After the backward pass."""
+    def seen(self) -> None:
         for handle in self.handles:
             handle.remove()
+
+    def gradients(self) -> None:
+        """After the backward pass."""
         self.gradient_norms = [
             _norm([torch.zeros_like(p) if p.grad is None else p.grad for p in group]) for group in self.groups.values()
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from leadline.config import ModelConfig
 from leadline.kernels.pack import Pack
 from leadline.model.layers import Attends, CrossAttention, FeedForward, SelfAttention
+from leadline.model.operations import PLAIN
 from leadline.placement import Placement, Site, Stack, find
 
 
@@ -21,6 +22,8 @@ def site_of(config: ModelConfig, stack: Stack, index: int) -> Site:
 
 class Block(nn.Module):
     """Self-attention, cross-attention where there is a memory, feed-forward: each joined by the placement."""
+
+    ops: Any = PLAIN
 
     def __init__(self, config: ModelConfig, stack: Stack, layer: int) -> None:
         super().__init__()
@@ -40,19 +43,21 @@ class Block(nn.Module):
         self.ffn = FeedForward(config, self.ffn_residual.inside)
         placement.tie([joined for joined, _ in self.connections()])
 
-    def forward(self, x: Any, pack: Pack, memory_SD: Tensor | None = None, memory_pack: Pack | None = None) -> Any:
+    def forward(self, x: Any, pack: Pack, memory: Any = None, memory_pack: Pack | None = None) -> Any:
         """The stream x is [T, D], or whatever the placement has made of it."""
-        x = self.attn_residual(x, lambda h: self.attn(h, pack))
-        if memory_SD is not None:
-            x = self.cross_residual(x, lambda h: self.cross(h, memory_SD, pack, memory_pack))
-        return self.ffn_residual(x, self.ffn)
+        cross = None if memory is None else lambda h: self.cross(h, memory, pack, memory_pack)
+        return self._join(x, lambda h: self.attn(h, pack), cross)
 
     def step(self, x: Any, cache: Attends, memory: Attends | None = None) -> Any:
         """The same layer on one new token of each hypothesis."""
-        x = self.attn_residual(x, lambda h: self.attn.step(h, cache))
-        if memory is not None:
-            x = self.cross_residual(x, lambda h: self.cross.step(h, memory))
-        return self.ffn_residual(x, self.ffn)
+        cross = None if memory is None else lambda h: self.cross.step(h, memory)
+        return self._join(x, lambda h: self.attn.step(h, cache), cross)
+
+    def _join(self, x: Any, attend: Callable[[Any], Any], cross: Callable[[Any], Any] | None) -> Any:
+        x = self.attn_residual(self.ops.enter(x), attend)
+        if cross is not None:
+            x = self.cross_residual(self.ops.enter(x), cross)
+        return self.ffn_residual(self.ops.enter(x), self.ffn)
 
     def connections(self) -> Iterator[tuple[Placement, nn.Module]]:
         """Each residual connection with the sublayer it joins."""
@@ -64,6 +69,8 @@ class Block(nn.Module):
 
 class Layers(nn.Module):
     """A stack of blocks, and what opens and closes it."""
+
+    ops: Any = PLAIN
 
     def __init__(self, config: ModelConfig, stack: Stack) -> None:
         super().__init__()
@@ -78,12 +85,17 @@ class Layers(nn.Module):
         self, x_TD: Tensor, pack: Pack, memory_SD: Tensor | None = None, memory_pack: Pack | None = None
     ) -> Tensor:
         x = self.opens(x_TD)
+        again = self.recompute and torch.is_grad_enabled()
+        memory = None if memory_SD is None else self.ops.memory(memory_SD, again)
+        how = {"use_reentrant": False, "preserve_rng_state": self.ops.draws}
         for block in self.blocks:
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, pack, memory_SD, memory_pack, use_reentrant=False)
-            else:
-                x = block(x, pack, memory_SD, memory_pack)
-        return self.final(x)
+            given = (x, pack, memory, memory_pack)
+            x = checkpoint(block, *given, **how) if again else block(*given)
+        return self.close(x)
+
+    def close(self, x: Any) -> Tensor:
+        """What leaves the last block, as a tensor."""
+        return self.ops.leave(self.final(self.ops.enter(x)))
 
     def connections(self) -> Iterator[Placement]:
         for block in self.blocks:

@@ -77,10 +77,9 @@ class Stepper:
         """The logits of the next token of each hypothesis, [N, V]."""
         positions = torch.full_like(tokens_N, self.ancestry.length)
         self.ancestry.grow()
-        x = self.model.decoder.opens(self.model.target_embed(tokens_N, positions))
-        for block, cache, memory in zip(self.model.decoder.blocks, self.caches, self.memories, strict=True):
-            x = block.step(x, cache, memory)  # type: ignore[operator]
-        return self.model.logits(self.model.decoder.final(x))
+        return self.model.step(
+            tokens_N, positions, zip(self.model.decoder.blocks, self.caches, self.memories, strict=True)
+        )
 
     def reorder(self, parents_BK: Tensor) -> None:
         """Hypothesis (b, k) goes on from where (b, parents_BK[b, k]) was."""

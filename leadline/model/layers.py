@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from leadline.config import ModelConfig
 from leadline.kernels.attention import ATTENTION, AttentionFunction
 from leadline.kernels.dropout import Dropout
 from leadline.kernels.pack import Pack
+from leadline.model.operations import PLAIN
 from leadline.placement import Role
 
 Inside = Callable[[Role, int, int], nn.Module]  # see Placement.inside
@@ -26,6 +27,8 @@ Inside = Callable[[Role, int, int], nn.Module]  # see Placement.inside
 
 class Linear(nn.Linear):
     """One matrix product for several roles: the rows of `weight` belong to `roles` in equal parts."""
+
+    ops: Any = PLAIN
 
     def __init__(self, inputs: int, outputs: int, *roles: Role) -> None:
         self.roles = roles
@@ -36,10 +39,7 @@ class Linear(nn.Linear):
         """Weights get their values in leadline.model.init, and nowhere else."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.compute is None or torch.is_grad_enabled():
-            return super().forward(x)
-        weight, bias = self.compute
-        return F.linear(x.to(weight.dtype), weight, bias)
+        return self.ops.linear(self, x)
 
     def parts(self) -> list[tuple[Role, Tensor, Tensor]]:
         """(role, its rows of the weight, its part of the bias)"""
@@ -113,6 +113,8 @@ class Attends(Protocol):
 class Attention(nn.Module):
     """What self- and cross-attention share: heads, the way out, dropout."""
 
+    ops: Any = PLAIN
+
     def __init__(self, config: ModelConfig, inside: Inside) -> None:
         super().__init__()
         self.heads = config.heads
@@ -126,13 +128,6 @@ class Attention(nn.Module):
         """[T, parts·D] -> parts tensors [T, H, d]"""
         return x.view(len(x), parts, self.heads, -1).unbind(1)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: bool) -> Tensor:
-        dropout = self.attention_dropout if self.training else 0.0
-        return self.join(self.kernel(q, k, v, q_pack, k_pack, causal, dropout))
-
-    def join(self, heads_THd: Tensor) -> Tensor:
-        return self.dropout(self.out(self.inside(heads_THd.flatten(1))))
-
 
 class SelfAttention(Attention):
     def __init__(self, config: ModelConfig, inside: Inside, causal: bool) -> None:
@@ -141,12 +136,11 @@ class SelfAttention(Attention):
         self.qkv = Linear(config.dim, config.dim, "q", "k", "v")
 
     def forward(self, x_TD: Tensor, pack: Pack) -> Tensor:
-        q, k, v = self.split(self.qkv(x_TD), 3)
-        return self.attend(q, k, v, pack, pack, self.causal)
+        return self.ops.branch(self, self.out, self.ops.self_attention(self, x_TD, pack))
 
     def step(self, x_ND: Tensor, cache: Attends) -> Tensor:
         """One new token for each hypothesis."""
-        return self.join(cache.attend(self.qkv(x_ND)))
+        return self.ops.branch(self, self.out, cache.attend(self.qkv(x_ND)).flatten(1))
 
 
 class CrossAttention(Attention):
@@ -155,13 +149,11 @@ class CrossAttention(Attention):
         self.q = Linear(config.dim, config.dim, "q")
         self.kv = Linear(config.dim, config.dim, "k", "v")
 
-    def forward(self, x_TD: Tensor, memory_SD: Tensor, pack: Pack, memory_pack: Pack) -> Tensor:
-        (q,) = self.split(self.q(x_TD), 1)
-        k, v = self.split(self.kv(memory_SD), 2)
-        return self.attend(q, k, v, pack, memory_pack, causal=False)
+    def forward(self, x_TD: Tensor, memory: Any, pack: Pack, memory_pack: Pack) -> Tensor:
+        return self.ops.branch(self, self.out, self.ops.cross_attention(self, x_TD, memory, pack, memory_pack))
 
     def step(self, x_ND: Tensor, memory: Attends) -> Tensor:
-        return self.join(memory.attend(self.q(x_ND)))
+        return self.ops.branch(self, self.out, memory.attend(self.q(x_ND)).flatten(1))
 
 
 def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
@@ -169,6 +161,8 @@ def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
 
 
 class FeedForward(nn.Module):
+    ops: Any = PLAIN
+
     def __init__(self, config: ModelConfig, inside: Inside) -> None:
         super().__init__()
         self.expand = Linear(config.dim, config.ffn_dim, "ffn_in")
@@ -179,12 +173,13 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        wide = self.activation_dropout(self.activation(self.expand(x_TD)))
-        return self.dropout(self.contract(self.inside(wide)))
+        return self.ops.branch(self, self.contract, self.ops.expand(self, x_TD))
 
 
 class Embed(nn.Module):
     """Tokens and their positions -> the stream at the foot of a stack: √D·E[token] + P[position] (+ S[segment])."""
+
+    ops: Any = PLAIN
 
     def __init__(self, config: ModelConfig, tokens: Embedding) -> None:
         super().__init__()
@@ -199,14 +194,13 @@ class Embed(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, segments_T: Tensor | None = None) -> Tensor:
-        x_TD = self.scale * self.tokens(tokens_T) + self.positions(positions_T)
-        if self.segments is not None:  # what does not say is of the first kind
-            x_TD = x_TD + self.segments(torch.zeros_like(tokens_T) if segments_T is None else segments_T)
-        return self.dropout(self.norm(x_TD))
+        return self.ops.embed(self, tokens_T, positions_T, segments_T)
 
 
 class VocabularyHead(nn.Module):
     """BERT's way to the vocabulary: LN(activation(x·Wᵀ + b)) before the output matrix, and a bias a word after it."""
+
+    ops: Any = PLAIN
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -216,7 +210,7 @@ class VocabularyHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(vocab_size))
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        return self.norm(self.activation(self.dense(x_TD)))
+        return self.ops.head(self, x_TD)
 
 
 class Classifier(nn.Module):

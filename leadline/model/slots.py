@@ -23,7 +23,6 @@ from leadline.kernels.pack import Pack
 
 if TYPE_CHECKING:
     from leadline.kernels.fused.search import State
-    from leadline.model.fused import Fused
     from leadline.model.transformer import Transformer
 
 SLOTS = 768  # enough for matrix products to be efficient; more, and the last sentences run beside empty slots
@@ -77,13 +76,12 @@ def search(
     from leadline.model.fused import to_infer
 
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
-    with to_infer(model, dtype) as fused:
-        return _search(model, fused, source, max_lengths, bos, eos, beam, length_penalty, slots)
+    with to_infer(model, dtype):
+        return _search(model, source, max_lengths, bos, eos, beam, length_penalty, slots)
 
 
 def _search(
     model: Transformer,
-    fused: Fused,
     source: Pack,
     max_lengths: Tensor,
     bos: int,
@@ -108,7 +106,7 @@ def _search(
         layers.append((block, SlotCache(keys, torch.empty_like(keys), state), SlotMemory(kv, config.heads, state)))
 
     def step() -> None:
-        advance(state, fused.step(state.tokens, state.positions, layers))
+        advance(state, model.step(state.tokens, state.positions, layers))
 
     _repeat(captured(step) if memory_SD.is_cuda else step, state.closed, len(max_lengths))
     return state.done_scores, state.done_lengths, state.done_tokens

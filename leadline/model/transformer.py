@@ -10,27 +10,29 @@ A model with no decoder layers takes `model(source)`, one with no encoder layers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline import config as configuration
 from leadline.config import ModelConfig
 from leadline.errors import UserError
 from leadline.kernels.attention import ATTENTION
-from leadline.kernels.cross_entropy import cross_entropy
 from leadline.kernels.pack import Pack
 from leadline.model.block import Layers
 from leadline.model.init import initialise
-from leadline.model.layers import Attention, Classifier, Embed, Embedding, VocabularyHead
+from leadline.model.layers import Attends, Attention, Classifier, Embed, Embedding, VocabularyHead
+from leadline.model.operations import PLAIN
 from leadline.placement import find
 
 
 class Transformer(nn.Module):
     """Keywords are those of ModelConfig; the weights start from `seed`."""
+
+    ops: Any = PLAIN
 
     def __init__(self, vocab_size: int, *, seed: int = 1, **model: Any) -> None:
         super().__init__()
@@ -50,7 +52,6 @@ class Transformer(nn.Module):
         self.output = Embedding(vocab_size, config.dim) if config.embeddings == "separate" else last.tokens
         self.head = VocabularyHead(config, vocab_size) if config.head == "bert" else None
         self.classifier = Classifier(config) if config.classes or config.pooler else None
-        self.fused: Any = None  # leadline.model.fused.Fused, where it runs on fused kernels
         initialise(self, config, seed)
 
     def forward(self, source: Pack | None = None, target: Pack | None = None) -> Tensor:
@@ -62,38 +63,35 @@ class Transformer(nn.Module):
         return memory_SD if target is None else self.decode(target, memory_SD, source)  # type: ignore[return-value]
 
     def encode(self, source: Pack) -> Tensor:
-        if self.fused is not None:
-            return self.fused.encode(source)
         return self.encoder(self.source_embed(source.tokens, source.positions, source.segments), source)
 
     def decode(self, target: Pack, memory_SD: Tensor | None = None, source: Pack | None = None) -> Tensor:
-        if self.fused is not None:
-            return self.fused.decode(target, memory_SD, source)
         foot_TD = self.target_embed(target.tokens, target.positions, target.segments)
         return self.decoder(foot_TD, target, memory_SD, source)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        if self.fused is not None:
-            return self.fused.logits(hidden_TD)
-        if self.head is None:
-            return F.linear(hidden_TD, self.output.weight)
-        return F.linear(self.head(hidden_TD), self.output.weight, self.head.bias)
+        return self.ops.logits(self, hidden_TD)
+
+    def step(
+        self, tokens_N: Tensor, positions_N: Tensor, layers: Iterable[tuple[Any, Attends, Attends | None]]
+    ) -> Tensor:
+        """Logits of the token that follows each hypothesis; a decoder block's keys and values come with it."""
+        x = self.decoder.opens(self.target_embed(tokens_N, positions_N))
+        for block, cache, memory in layers:
+            x = block.step(x, cache, memory)
+        return self.logits(self.decoder.close(x))
 
     def classify(self, hidden_TD: Tensor, firsts_S: Tensor) -> Tensor:
         """[S, classes] scores of the sequences that begin at `firsts_S`."""
         if self.classifier is None or not self.config.classes:
             raise ValueError("this model has no classifier: build it with classes=2 or more")
-        picked_SD = hidden_TD.index_select(0, firsts_S)
-        return self.classifier(picked_SD) if self.fused is None else self.fused.classify(picked_SD)
+        return self.classifier(hidden_TD.index_select(0, firsts_S))
 
     def loss(
         self, hidden_TD: Tensor, labels_T: Tensor, smoothing: float, ignore: int, divisor: Tensor | float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """(smoothed, plain) cross entropy of the next token, summed over labels but `ignore`, over `divisor`."""
-        if self.fused is not None:
-            return self.fused.loss(hidden_TD, labels_T, smoothing, ignore, divisor)
-        smoothed, plain = cross_entropy(self.logits(hidden_TD), labels_T, smoothing, ignore)
-        return smoothed / divisor, plain / divisor
+        return self.ops.loss(self, hidden_TD, labels_T, smoothing, ignore, divisor)
 
     @torch.no_grad()
     def calibrate(self, forward: Callable[[], Any]) -> None:
@@ -103,6 +101,22 @@ class Transformer(nn.Module):
         for layers in (module for module in self.modules() if isinstance(module, Layers)):
             find(self.config.placement).calibrate(list(layers.connections()), forward)
         self.train(training)
+
+    def use(self, ops: Any) -> None:
+        """What to compute with: leadline.model.operations, leadline.model.fused."""
+        for module in self.modules():
+            if hasattr(type(module), "ops"):
+                module.ops = ops
+
+    @contextlib.contextmanager
+    def using(self, ops: Any) -> Iterator[None]:
+        """The same for a while."""
+        before = self.ops
+        self.use(ops)
+        try:
+            yield
+        finally:
+            self.use(before)
 
     def use_recompute(self, recompute: bool) -> None:
         """Keep only what enters each block for the way back, and compute the rest again there."""

@@ -138,5 +138,5 @@ def fuse(model: Transformer, dtype: torch.dtype, accumulate: bool) -> tuple[Flat
     second = torch.cuda.Stream(device) if device.type == "cuda" else None
     runtime = Runtime(dtype, torch.zeros(1, dtype=torch.int64, device=device), accumulate, second)
     bias = None if model.head is None else flat.read_by_products(model.head.bias)
-    model.fused = Fused(model, runtime, flat.read_by_products(model.output.weight), bias, flat.memory)
+    model.use(Fused(model, runtime, flat.read_by_products(model.output.weight), bias, flat.memory))
     return flat, runtime

@@ -19,6 +19,7 @@ from torch import Tensor
 from leadline.config import Config
 from leadline.errors import UserError
 from leadline.model import Transformer
+from leadline.model.operations import PLAIN
 from leadline.model.precision import DTYPES, autocast
 from leadline.tasks import Task
 from leadline.training import inputs, optim
@@ -67,7 +68,7 @@ class GraphStep:
         self.device = next(model.parameters()).device
         self.accumulates = config.train.accumulate > 1
         self.flat, self.runtime = fuse(model, DTYPES[config.train.precision], self.accumulates)
-        model.fused.recompute = config.train.recompute
+        model.use_recompute(config.train.recompute)
         own = config.optim.name in ("adam", "adamw")
         self.optimizer = FlatAdam(self.flat, config.optim) if own else optim.optimizer(config.optim, model)
         self.numbers = torch.zeros(32, dtype=torch.uint8, device=self.device)
@@ -173,11 +174,10 @@ class GraphStep:
         """The plain model's forward pass over the batches of an update, for the hooks of those who watch."""
         for watcher in watchers:
             watcher.begin(self.model)
-        fused, self.model.fused = self.model.fused, None
-        try:
+        with self.model.using(PLAIN):
             for number, batch in enumerate(batches):
                 torch.manual_seed(dropout_seed(self.config.train.seed, update, number))
                 with autocast(self.device, self.config.train.precision):
                     self.task.loss(self.model, batch.batch.to(self.device), count)
-        finally:
-            self.model.fused = fused
+        for watcher in watchers:
+            watcher.seen()

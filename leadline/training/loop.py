@@ -22,6 +22,7 @@ from leadline.errors import Diverged, Interrupted, UserError
 from leadline.kernels import attention
 from leadline.model import Transformer, init
 from leadline.model.layers import Embed
+from leadline.model.operations import PLAIN
 from leadline.model.precision import autocast
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
@@ -109,7 +110,7 @@ def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep
     limits = [config.train.updates, config.train.epochs * updates_per_epoch]
     total = min(limit for limit in limits if limit)
     step = make_step(config, task, model)
-    kernel = "fused" if model.fused is not None else kernel
+    kernel = kernel if model.ops is PLAIN else "fused"
     return Setup(folder, config, task, device, model, kernel, step, updates_per_epoch, total, on_step)
 
 

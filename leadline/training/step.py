@@ -96,6 +96,7 @@ class EagerStep:
             loss.backward()
             total += loss.detach()
         for watcher in watchers:
+            watcher.seen()
             watcher.gradients()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         grad_norm = nn.utils.get_total_norm(gradients)

@@ -234,6 +234,7 @@ def look(
     """One look, with the weights changed by hand where the optimizer would."""
     watch.begin(model)
     model(pack_one([np.arange(3, 9)])).pow(2).mean().backward()
+    watch.seen()
     watch.gradients()
     with torch.no_grad():
         change()

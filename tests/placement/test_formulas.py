@@ -759,7 +759,7 @@ def test_a_site_knows_its_layer_and_its_sublayer(
 @pytest.mark.parametrize(("name", "kind"), [("layer_norm", nn.LayerNorm), ("rms_norm", nn.RMSNorm)])
 def test_a_sites_norm_has_the_streams_width_unless_told_another(name: Any, kind: type[nn.Module]) -> None:
     site = Site(8, encoder_layers=1, norm_name=name)
-    assert [type(site.norm()), type(site.norm(24))] == [kind, kind]
+    assert all(isinstance(norm, kind) for norm in (site.norm(), site.norm(24)))
     assert (site.norm().normalized_shape, site.norm(24).normalized_shape) == ((8,), (24,))
     x = 1e-3 * torch.randn(2, 8, generator=torch.manual_seed(0))  # so small that ε matters
     close(site.norm()(x), ln(kind(8, eps=1e-5), x))
