@@ -156,8 +156,8 @@ class CrossAttention(Attention):
         return self.ops.branch(self, self.out, memory.attend(self.q(x_ND)).flatten(1))
 
 
-def activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
-    return F.relu if config.activation == "relu" else F.gelu
+# What model.activation may be; fused kernels know some of them, and raise at the others.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
 class FeedForward(nn.Module):
@@ -168,7 +168,7 @@ class FeedForward(nn.Module):
         self.expand = Linear(config.dim, config.ffn_dim, "ffn_in")
         self.inside = inside("ffn_out", config.ffn_dim, 1)
         self.contract = Linear(config.ffn_dim, config.dim, "ffn_out")
-        self.activation = activation(config)
+        self.activation = ACTIVATIONS[config.activation]
         self.activation_dropout = Dropout(config.activation_dropout)
         self.dropout = Dropout(config.dropout)
 
@@ -205,7 +205,7 @@ class VocabularyHead(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.dense = Linear(config.dim, config.dim, "head")
-        self.activation = activation(config)
+        self.activation = ACTIVATIONS[config.activation]
         self.norm = nn.LayerNorm(config.dim, config.norm_eps)
         self.bias = nn.Parameter(torch.empty(vocab_size))
 

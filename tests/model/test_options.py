@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import shutil
+import typing
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from leadline.config import ModelConfig
 from leadline.errors import UserError
 from leadline.kernels.pack import Pack, pack_one
-from leadline.model import Transformer
+from leadline.model import Transformer, decode, layers
 from leadline.model.init import base_of, label_of
 from leadline.model.precision import autocast
 from leadline.placement import PLACEMENTS
@@ -40,6 +41,30 @@ def packs(model: Transformer) -> dict[str, Pack]:
 
 def logits(model: Transformer) -> Tensor:
     return model.logits(model(**packs(model)))
+
+
+# Activation
+
+
+def test_a_new_activation_is_one_line_that_all_see_or_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SiLU, as an option and in the table: training and cached decoding have it, fused kernels say that they do not."""
+    assert set(typing.get_args(typing.get_type_hints(ModelConfig)["activation"])) == set(layers.ACTIVATIONS)
+    monkeypatch.setitem(ModelConfig.__annotations__, "activation", 'Literal["relu", "gelu", "silu"]')
+    monkeypatch.setitem(layers.ACTIVATIONS, "silu", torch.nn.functional.silu)
+    model = build(activation="silu", placement="pre_ln").eval()
+    ffn, x = model.decoder.blocks[0].ffn, torch.randn(3, DIM)
+    wide = ffn.expand(x)
+    torch.testing.assert_close(ffn(x), ffn.contract(wide * wide.sigmoid()))
+    with torch.inference_mode():
+        whole = model.logits(model(pack_one(SOURCE[:1]), pack_one(TARGET[:1])))
+        step = decode.Stepper(model, pack_one(SOURCE[:1]), 1, 3)
+        one_by_one = torch.cat([step(torch.from_numpy(TARGET[0][i : i + 1])) for i in range(3)])
+    torch.testing.assert_close(one_by_one, whole, atol=1e-5, rtol=1e-4)
+    pytest.importorskip("triton")
+    from leadline.training.flat import fuse
+
+    with pytest.raises(UserError, match=r"model.activation='silu' is not known to the fused kernels.*train.step=eager"):
+        fuse(model, torch.float32, accumulate=False)
 
 
 # Dropout

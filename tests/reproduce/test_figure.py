@@ -81,9 +81,7 @@ def test_every_claim_is_about_a_number_that_the_figure_makes(name: str, monkeypa
     monkeypatch.setattr(bert, "TASKS", dict.fromkeys(SCALES, ()))
     layers = {f"{gradients.MATRIX}{layer}": 1.0 for layer in range(1, 7)}
     looks = {"watch/drift": 1.0, "watch/change": 1.0, "watch/norm_input/decoder.ffn": 1.0}
-    runs = {
-        label: [run(label, [3.0, 2.0], **layers | looks)] for label in figure.variants("tiny", figure.base("tiny"))
-    }
+    runs = {label: [run(label, [3.0, 2.0], **layers | looks)] for label in figure.variants("tiny", figure.base("tiny"))}
     made = figure.numbers(runs).keys()
     if name == "xiong-fig5":  # of tasks whose data is not there
         made |= {"mrpc", "rte"}
