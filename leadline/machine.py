@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import IO, Any
 
+from leadline.errors import UserError
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -19,7 +21,7 @@ def cores() -> int:
 
 
 def lock(file: IO[Any], wait: bool) -> bool:
-    """Lock an open file until it is closed, however the process ends; whether that worked.
+    """Lock an open file until it is closed, however the process ends; False: another process holds it.
 
     Where the system has no such locks, nothing is locked: do not start two commands on one folder there.
     """
@@ -27,6 +29,8 @@ def lock(file: IO[Any], wait: bool) -> bool:
         return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError as error:
+        raise UserError(f"{file.name} cannot be locked: {error.strerror}; use a folder on another filesystem") from None
     return True

@@ -133,8 +133,9 @@ def modules(model: Transformer, kind: Kind) -> Iterator[tuple[nn.Module, tuple[s
         yield model.head.norm, (f"{kind.head}.{kind.head_norm}",)
         if not is_tied(model):
             yield model.output, (f"{kind.head}.decoder",)
-    if model.classifier is not None and kind is BERT and not model.config.classes:
-        yield model.classifier.dense, (kind.pooler,)
+    if model.classifier is not None and not model.config.classes:
+        if kind is BERT and model.head is None:
+            yield model.classifier.dense, (kind.pooler,)
     elif model.classifier is not None and (model.head is None or kind is BERT):
         last = (
             "cls.seq_relationship"

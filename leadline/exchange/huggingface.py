@@ -193,7 +193,7 @@ def _model(
         "embeddings": "separate" if described.get("tie_word_embeddings") is False and head else "tied",
         "head": "bert" if head else "linear",
         "classes": len(scores) if scores is not None else 0,
-        "pooler": kind is bert.BERT and scores is None and f"{kind.pooler}.weight" in theirs,
+        "pooler": kind is bert.BERT and not head and scores is None and f"{kind.pooler}.weight" in theirs,
     }
     return configuration.from_dict(values, ModelConfig, f"{folder}/config.json: model.")
 

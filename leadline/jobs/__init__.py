@@ -89,21 +89,28 @@ def stale(jobs: Sequence[Job], root: Path) -> Iterator[tuple[str, str]]:
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
             made_for = path.with_name("job.json")
-            group = json.loads(made_for.read_text(encoding="utf-8"))["group"] if made_for.exists() else None
+            before = json.loads(made_for.read_text(encoding="utf-8")) if made_for.exists() else {}
+            group = before.get("group")
             matching = [job for job in waiting.values() if job.name == result["name"] and group in (None, job.group)]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         for job in matching:
-            yield job.name, f"the result in {path.parent} is not used: {_why(result, job)}"
+            yield job.name, f"the result in {path.parent} is not used: {_why(result, before, job)}"
 
 
-def _why(result: Result, job: Job) -> str:
+def _why(result: Result, facts: dict[str, Any], job: Job) -> str:
     if result.get("numerics") != NUMERICS:
         return f"it was computed by numerics {result.get('numerics', 1)}, and this is {NUMERICS}"
     before, now = result.get("settings", {}), json.loads(json.dumps(settings(job.config)))
     changed = [key for key in before | now if before.get(key) != now.get(key)]
     texts = [f"{key} was {before.get(key, 'not there')} and is {now.get(key, 'not there')}" for key in changed]
-    return ", ".join(texts) or "it is of other data"
+    if facts.get("start") != job.start:
+        texts.append("it started from other weights")
+    if facts.get("watch") != job.watch:
+        texts.append(f"it was looked into every {facts.get('watch')} updates, and this is every {job.watch}")
+    if facts.get("data") != job.data_key:
+        texts.append("it is of other data")
+    return ", ".join(texts)
 
 
 def tell_stale(jobs: Sequence[Job], root: Path, on_event: OnEvent) -> None:
@@ -148,7 +155,8 @@ def lay_out(job: Job, root: Path) -> Path:
     folder = job.folder(root)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
-    write_json(folder / "job.json", {"name": job.name, "group": job.group})
+    made_for = {"name": job.name, "group": job.group, "data": job.data_key, "start": job.start, "watch": job.watch}
+    write_json(folder / "job.json", made_for)
     return folder
 
 

@@ -90,7 +90,8 @@ class Layers(nn.Module):
         how = {"use_reentrant": False, "preserve_rng_state": self.ops.draws}
         for block in self.blocks:
             given = (x, pack, memory, memory_pack)
-            x = checkpoint(block, *given, **how) if again else block(*given)
+            run = block if self.ops.compiles else block.forward
+            x = checkpoint(run, *given, **how) if again else run(*given)
         return self.close(x)
 
     def close(self, x: Any) -> Tensor:

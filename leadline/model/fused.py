@@ -32,6 +32,7 @@ SITES = 9  # places of dropout in a block: for each sublayer inside attention or
 
 class Fused:
     draws = False  # dropout is a function of its site
+    compiles = False
 
     def __init__(
         self, model: Any, runtime: Runtime, output: Tensor, bias: Tensor | None = None, memory: Any = None

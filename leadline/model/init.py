@@ -9,7 +9,7 @@ Xavier's variance is 2/(inputs + outputs) of a role's own matrix, also where sev
 is what the papers say (Xiong et al. 2020, section 3.2; Wang et al. 2022, Figure 2). `fairseq_2019` is what fairseq did
 until October 2019, and torch.nn.MultiheadAttention still does: q, k and v are one matrix of three times the outputs.
 `fairseq_2020` is what fairseq has done since March 2020: the same on purpose, and nn.Linear's default elsewhere.
-DeepNet's Post-LN started so, as far as its Figure 4 tells (docs/results.md).
+DeepNet's Post-LN started so, as far as its Figure 4 tells (docs/results.md, "How DeepNet's Post-LN started").
 
 A placement whose gains are defined on a base names it; any other starts from fairseq_2019, from which Post-LN trains
 as in the papers. `model.init` chooses another base, and the run is then labelled with it.

@@ -220,6 +220,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.dense = Linear(config.dim, config.dim, "head")
         self.out = Linear(config.dim, config.classes, "head") if config.classes else nn.Identity()
+        self.dense.requires_grad_(config.classes > 0)  # where nothing reads it, nothing may change it
 
     def forward(self, x_SD: Tensor) -> Tensor:
         return self.out(self.dense(x_SD).tanh())

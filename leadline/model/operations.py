@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 class Plain:
     draws = True  # dropout moves torch's random state: what is computed again must have it put back
+    compiles = True  # torch.compile may look into blocks
 
     def enter(self, x: Any) -> Any:
         """The stream as a residual connection is given it."""

@@ -30,7 +30,7 @@ class Flat:
         # Keys and values of all cross-attentions first, side by side: they then are one product of the memory.
         crosses = [module.kv for module in model.modules() if isinstance(module, CrossAttention)]
         others = [module for module in model.modules() if isinstance(module, Linear) and module not in crosses]
-        linears = crosses + others
+        linears = [layer for layer in crosses + others if layer.weight.requires_grad]
         parameters = [p for p in model.parameters() if p.requires_grad]
         own = {id(p) for layer in linears for p in (layer.weight, layer.bias)}
         parts: list[list[Any]] = [

@@ -172,12 +172,14 @@ class GraphStep:
     @torch.no_grad()
     def _show(self, batches: Sequence[Prepared], update: int, count: int, watchers: Sequence[Watcher]) -> None:
         """The plain model's forward pass over the batches of an update, for the hooks of those who watch."""
-        for watcher in watchers:
-            watcher.begin(self.model)
-        with self.model.using(PLAIN):
-            for number, batch in enumerate(batches):
-                torch.manual_seed(dropout_seed(self.config.train.seed, update, number))
-                with autocast(self.device, self.config.train.precision):
-                    self.task.loss(self.model, batch.batch.to(self.device), count)
-        for watcher in watchers:
-            watcher.seen()
+        try:
+            for watcher in watchers:
+                watcher.begin(self.model)
+            with self.model.using(PLAIN):
+                for number, batch in enumerate(batches):
+                    torch.manual_seed(dropout_seed(self.config.train.seed, update, number))
+                    with autocast(self.device, self.config.train.precision):
+                        self.task.loss(self.model, batch.batch.to(self.device), count)
+        finally:
+            for watcher in watchers:
+                watcher.seen()

@@ -185,6 +185,12 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
     since = _Since()
     on_step: Sequence[Any] = setup.on_step
     watchers = [function for function in on_step if isinstance(function, Watcher)]
+    for function in on_step:
+        if hasattr(function, "due") and not isinstance(function, Watcher):
+            raise UserError(
+                f"{type(function).__name__} has 'due' but not all of begin, seen, gradients and end: see "
+                "leadline.training.events.Watcher"
+            )
     for epoch, used, ends_epoch, batches in _prefetched(_batches(setup, state.epoch, state.batch)):
         lr = rate(state.update + 1)
         due = [watcher for watcher in watchers if watcher.due(state.update + 1)]

@@ -94,8 +94,8 @@ def describe(folder: Path, config: Config, store: Store, device: str, chosen: di
         facts["began"] = before.get("began", {"numerics": before.get("numerics", 1), "code": before.get("code")})
     write_json(folder / "run.json", facts)
     shutil.copyfile(store.folder / "tokenizer.json", folder / "tokenizer.json")
-    numerics = before.get("numerics", 1) if before else NUMERICS
-    differs = f"this run was computed by numerics {numerics} so far and goes on with {NUMERICS}"
+    numerics = facts["began"]["numerics"] if before else NUMERICS
+    differs = f"this run began with numerics {numerics} and goes on with {NUMERICS}"
     return "" if numerics == NUMERICS else f"{differs}: it is not what either would have computed alone"
 
 

@@ -85,18 +85,21 @@ class EagerStep:
         pass
 
     def __call__(self, batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result:
-        for watcher in watchers:
-            watcher.begin(self.model)
         count = sum(batch.count for batch in batches)
         total = torch.zeros((), device=self.device)
-        for number, batch in enumerate(batches):
-            torch.manual_seed(dropout_seed(self.config.train.seed, update, number))
-            with autocast(self.device, self.config.train.precision):
-                loss = self.task.loss(self.model, batch.to(self.device), count)
-            loss.backward()
-            total += loss.detach()
+        try:
+            for watcher in watchers:
+                watcher.begin(self.model)
+            for number, batch in enumerate(batches):
+                torch.manual_seed(dropout_seed(self.config.train.seed, update, number))
+                with autocast(self.device, self.config.train.precision):
+                    loss = self.task.loss(self.model, batch.to(self.device), count)
+                loss.backward()
+                total += loss.detach()
+        finally:
+            for watcher in watchers:
+                watcher.seen()
         for watcher in watchers:
-            watcher.seen()
             watcher.gradients()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         grad_norm = nn.utils.get_total_norm(gradients)

@@ -21,6 +21,7 @@ from leadline.kernels.fused.search import State
 from leadline.kernels.pack import group_sizes, pack
 from leadline.model import Transformer, decode, slots
 from leadline.model.decode import Hypothesis
+from leadline.training.step import compile_blocks
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BOS, EOS = 1, 2
@@ -207,3 +208,13 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     """The interpreter accepts what the compiler does not, such as a variable that changes its type in a loop."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], env=environment, check=True)
+
+
+def test_blocks_that_are_compiled_for_training_are_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile would look into fused kernels."""
+    model = random_model(7, 2)
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: lambda *_, **__: pytest.fail("a compiled block was called"))
+    compile_blocks(model)
+    source = pack([np.array([3, 4, EOS])], 3, [1], 3, 1).to(DEVICE)
+    with torch.inference_mode():
+        slots.search(model, source, torch.tensor([3], device=DEVICE), BOS, EOS, 1, 0.6, slots=1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
+from leadline.errors import UserError
 from leadline.kernels.fused import stream as stream_module
 from leadline.kernels.fused.residual import add_norm
 from leadline.kernels.fused.runtime import Runtime
@@ -131,6 +132,9 @@ def test_what_the_stream_does_not_know_says_how_to_look_at_it() -> None:
     for asked in (
         lambda: careless(x, sublayer),
         lambda: torch.relu(x),
+        lambda: torch.cat([torch.ones(1, DIM), x]),
+        lambda: torch.add(input=x, other=1),
+        lambda: x**2,
         lambda: torch.ones(1) + x,
         lambda: x.mean(),
         lambda: x + "nothing",
@@ -138,6 +142,6 @@ def test_what_the_stream_does_not_know_says_how_to_look_at_it() -> None:
         lambda: sublayer(x) + x,
         lambda: nn.functional.layer_norm(x, (DIM,)),
     ):
-        with pytest.raises(TypeError, match=r"look at it as a tensor, with leadline.placement.tensor"):
+        with pytest.raises(UserError, match=r"must look at a tensor, with leadline.placement.tensor"):
             asked()
     assert torch.equal(tensor(x + torch.ones(1)), tensor(x) + 1)

@@ -142,6 +142,15 @@ def test_other_optimizers_clipping_and_accumulation(config: Config, optim: dict[
     assert_close(weights, plain_weights, 2e-3)
 
 
+@pytest.mark.parametrize("way", ["graph", "eager"])
+def test_a_pooler_that_nothing_reads_stays_as_it_is(config: Config, way: str) -> None:
+    config = config.set(model={"pooler": True}, optim={"name": "adamw", "weight_decay": 0.1}, train={"step": way})
+    before = {name: p.detach().clone() for name, p in steps(config)[2].named_parameters()}
+    _, after = trained(config, 1)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if not name.startswith("classifier.")}
+
+
 @pytest.mark.parametrize("placement", ["pre_ln", "dlcl"])
 def test_recompute_changes_nothing(config: Config, placement: str) -> None:
     for step in ("graph", "eager"):

@@ -41,10 +41,13 @@ def test_it_goes_on_and_says_what_has_changed(run: Path) -> None:
     after = [row["valid_nll"] for row in read_metrics(run) if "valid_nll" in row]
     assert after == pytest.approx([row["valid_nll"] for row in before if "valid_nll" in row], abs=1e-5)
     messages = [event.message for event in heard if event.kind == "message"]
-    assert messages[0].startswith(f"this run was computed by numerics 1 so far and goes on with {NUMERICS}")
+    assert messages[0].startswith(f"this run began with numerics 1 and goes on with {NUMERICS}")
     facts = json.loads((run / "run.json").read_text())
     assert (facts["format"], facts["numerics"], facts["code"]) == (FORMAT, NUMERICS, code())
     assert facts["began"] == {"numerics": 1, "code": None}
+    again: list[Any] = []
+    resume(run, [again.append])
+    assert messages[0] in [event.message for event in again]
     assert facts["chosen"]["init"] == facts["config"]["model"]["init"] == "xavier"
 
 

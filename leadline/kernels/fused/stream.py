@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from leadline.errors import UserError
 from leadline.kernels import norm as norms
 from leadline.kernels.fused.dropout import Dropout, dropout
 from leadline.kernels.fused.residual import add_norm
@@ -28,16 +29,16 @@ def fits(norm: nn.Module) -> TypeGuard[nn.LayerNorm]:
 class _Lazy:
     """What is not a tensor yet."""
 
-    def _cannot(self, what: str) -> NoReturn:
-        raise TypeError(
-            f"{what} is nothing that {type(self).__name__} knows on fused kernels: look at it as a tensor, with "
-            "leadline.placement.tensor(…), which leaves tensors as they are"
+    @classmethod
+    def _cannot(cls, what: str) -> NoReturn:
+        raise UserError(
+            f"{what} is nothing that a {cls.__name__.lower()} knows on fused kernels: a placement's equation that asks for "
+            "it must look at a tensor, with leadline.placement.tensor(…), which leaves tensors as they are"
         )
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        lazy = next(each for each in args if isinstance(each, _Lazy))
-        lazy._cannot(getattr(function, "__name__", str(function)))
+        cls._cannot(getattr(function, "__name__", str(function)))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -52,20 +53,11 @@ def _unknown(name: str) -> Any:
     return raises
 
 
-for _name in (
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "matmul",
-    "rmatmul",
-    "neg",
-    "getitem",
-):
+UNKNOWN = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul", "pow", "rpow", "neg",
+    "abs", "len", "iter", "getitem",
+)  # fmt: skip
+for _name in UNKNOWN:
     setattr(_Lazy, f"__{_name}__", _unknown(_name))
 
 
