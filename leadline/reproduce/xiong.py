@@ -8,9 +8,8 @@ from leadline.report.page import Chart, Section
 from leadline.reproduce.claims import BIG, Claim, Numbers
 from leadline.reproduce.figure import Figure, Runs, Variant, Variants, curves, gaps, nll, of, shares, translation
 
-
-# Set after a look: figure 4's first two claims. That Post-LN with warm-up comes within 0.1 nats of Pre-LN from this start,
-# and that it fails without at a rate that is held, was known from single runs.
+# Set after a look: figure 4's first two claims. That Post-LN with warm-up comes within 0.1 nats of Pre-LN from this
+# start, and that it fails without at a rate that is held, was known from single runs.
 
 
 def rates_and_warmups(scale: str) -> tuple[float, float, tuple[int, int]]:

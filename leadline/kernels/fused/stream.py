@@ -32,8 +32,8 @@ class _Lazy:
     @classmethod
     def _cannot(cls, what: str) -> NoReturn:
         raise UserError(
-            f"{what} is nothing that a {cls.__name__.lower()} knows on fused kernels: a placement's equation that asks for "
-            "it must look at a tensor, with leadline.placement.tensor(…), which leaves tensors as they are"
+            f"{what} is nothing that a {cls.__name__.lower()} knows on fused kernels: a placement's equation that asks "
+            "for it must look at a tensor, with leadline.placement.tensor(…), which leaves tensors as they are"
         )
 
     @classmethod
