@@ -119,21 +119,22 @@ def _cell(members: Sequence[Run]) -> str:
 def _fig6_charts(runs: Runs) -> list[Section]:
     names = [*PAPER, OTHER_BASE]
     depths = sorted({depth for name in names for depth in by_depth(runs, name)})
-    columns = [f"{depth}-{depth}" for depth in depths]
+    told = [depth for depth in depths if depth in PAPER_DEPTHS]  # by the paper
     rows, lines = [], []
     for name in names:
         found = by_depth(runs, name)
         if not found:
             continue
         reported = dict(zip(PAPER_DEPTHS, PAPER.get(name, ()), strict=False))
-        rows.append([name, *(_cell(found.get(d, ())) for d in depths), *(reported.get(d, "") for d in depths)])
+        rows.append([name, *(_cell(found.get(d, ())) for d in depths), *(reported.get(d, "") for d in told)])
         means = [sum(map(_bleu, members)) / len(members) for members in found.values()]
         lines.append(Series(name, list(found), means))
         if reported and set(found) <= set(reported):
             line = [reported[depth] for depth in found]
             lines.append(Series(f"{name}, the paper", list(found), line, style="dashes", selected=False))
     title = "BLEU by placement and depth (validation loss in nats a token)"
-    table = Table(title, ["placement", *columns, *(f"paper {column}" for column in columns)], rows)
+    columns = ["placement", *(f"{depth}-{depth}" for depth in depths), *(f"paper {depth}-{depth}" for depth in told)]
+    table = Table(title, columns, rows)
     return [table, Chart("BLEU against depth", "layers of each stack", "BLEU", lines)] if rows else []
 
 
