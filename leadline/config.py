@@ -238,6 +238,9 @@ def to_dict(config: Any) -> dict[str, Any]:
     }
 
 
+PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
+
+
 def settings(config: Config) -> dict[str, Any]:
     """Every option that says what is computed, such as "optim.lr", whether it is at its default or not.
 
@@ -253,9 +256,6 @@ def settings(config: Config) -> dict[str, Any]:
         if not ("neutral" in option.metadata and value == option.metadata["neutral"])
         and f"{section.name}.{option.name}" not in PLACES
     }
-
-
-PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
 
 
 def from_dict(values: dict[str, Any], kind: type = Config, where: str = "") -> Any:

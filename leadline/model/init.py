@@ -12,7 +12,7 @@ until October 2019, and torch.nn.MultiheadAttention still does: q, k and v are o
 DeepNet's Post-LN started so, as far as its Figure 4 tells (docs/results.md, "How DeepNet's Post-LN started").
 
 A placement whose gains are defined on a base names it; any other starts from fairseq_2019, from which Post-LN trains
-as in the papers. `model.init` chooses another base, and the run is then labelled with it.
+as in the papers. `model.init` chooses another base; the first line of the training then says that it is a variant.
 
     embeddings  N(0, 1/D), times the gain for "embed"
     heads       Xavier: they are no part of the residual stream, so no placement scales them
@@ -42,10 +42,11 @@ def base_of(config: ModelConfig) -> Base:
     return (find(config.placement).base or USUAL) if config.init == "auto" else config.init
 
 
-def label_of(config: ModelConfig) -> str:
-    """The placement, and its base where that is not its own."""
-    own = find(config.placement).base or USUAL
-    return config.placement if base_of(config) == own else f"{config.placement} from {base_of(config)}"
+def start_of(config: ModelConfig) -> str:
+    """The placement and its base, for people; where its constants are defined on another base, that too."""
+    own, base = find(config.placement).base, base_of(config)
+    variant = f" (a variant: its constants are defined on {own})" if own and own != base else ""
+    return f"{config.placement} started from {base}{variant}"
 
 
 @dataclass(frozen=True)

@@ -132,10 +132,10 @@ def _fig6_charts(runs: Runs) -> list[Section]:
         if reported and set(found) <= set(reported):
             line = [reported[depth] for depth in found]
             lines.append(Series(f"{name}, the paper", list(found), line, style="dashes", selected=False))
-    title = "BLEU by placement and depth (validation loss in nats a token)"
+    title = "Validation BLEU (loss in nats a token) by placement and depth; the paper's is test BLEU"
     columns = ["placement", *(f"{depth}-{depth}" for depth in depths), *(f"paper {depth}-{depth}" for depth in told)]
     table = Table(title, columns, rows)
-    return [table, Chart("BLEU against depth", "layers of each stack", "BLEU", lines)] if rows else []
+    return [table, Chart("Validation BLEU against depth", "layers of each stack", "BLEU", lines)] if rows else []
 
 
 FIG6 = Figure(

@@ -152,8 +152,7 @@ def _train(setup: Setup, signals: list[int]) -> None:
     weights = sum(p.numel() for p in setup.model.parameters())
     where = f"from update {state.update}" if state.update else "from the beginning"
     facts = f"{weights:,} weights on {setup.device}, {setup.updates_per_epoch} updates an epoch"
-    start = f"{config.model.placement} started from {init.base_of(config.model)}"
-    setup.tell("start", state.update, message=f"{start}, {facts}, {where}")
+    setup.tell("start", state.update, message=f"{init.start_of(config.model)}, {facts}, {where}")
     if setup.device.type == "cuda" and config.train.step != "graph":
         setup.tell("message", 0, message="on a GPU --set train.step=graph is about ten times faster")
     if setup.task.skipped:

@@ -148,15 +148,15 @@ def watching_signals() -> Iterator[list[int]]:
     that come together are one.
     """
     received: list[int] = []
-    first: list[float] = []
+    times: list[float] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
 
     def note(number: int, _: Any) -> None:
         received.append(number)
-        first.append(time.monotonic())
-        if first[-1] - first[0] > TOGETHER:
+        times.append(time.monotonic())
+        if times[-1] - times[0] > TOGETHER:
             signal.signal(number, before[number])
             signal.raise_signal(number)
 

@@ -213,8 +213,12 @@ def test_the_kernels_compile_for_a_gpu() -> None:
 def test_blocks_that_are_compiled_for_training_are_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile would look into fused kernels."""
     model = random_model(7, 2)
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: lambda *_, **__: pytest.fail("a compiled block was called"))
-    compile_blocks(model)
     source = pack([np.array([3, 4, EOS])], 3, [1], 3, 1).to(DEVICE)
+    arguments = (model, source, torch.tensor([3], device=DEVICE), BOS, EOS, 1, 0.6)
     with torch.inference_mode():
-        slots.search(model, source, torch.tensor([3], device=DEVICE), BOS, EOS, 1, 0.6, slots=1)
+        wanted = slots.search(*arguments, slots=1)
+        monkeypatch.setattr(
+            torch, "compile", lambda *_, **__: lambda *_, **__: pytest.fail("a compiled block was called")
+        )
+        compile_blocks(model)
+        assert torch.equal(slots.search(*arguments, slots=1)[0], wanted[0])  # scores: the rest has unused places

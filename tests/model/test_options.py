@@ -17,7 +17,7 @@ from leadline.config import ModelConfig
 from leadline.errors import UserError
 from leadline.kernels.pack import Pack, pack_one
 from leadline.model import Transformer, decode, layers
-from leadline.model.init import base_of, label_of
+from leadline.model.init import base_of, start_of
 from leadline.model.precision import autocast
 from leadline.placement import PLACEMENTS
 from leadline.training.step import compile_blocks
@@ -151,9 +151,10 @@ def test_each_placement_starts_from_its_own_base_and_another_one_is_said() -> No
         "deepnorm", "ds_init", "sub_ln", "t_fixup", "r_fixup"
     }  # fmt: skip
     assert {base_of(model(name)) for name in ("post_ln", "pre_ln", "admin", "post_ln_init")} == {"fairseq_2019"}
-    assert label_of(model("deepnorm")) == label_of(model("deepnorm", "xavier")) == "deepnorm"
-    assert label_of(model("deepnorm", "fairseq_2020")) == "deepnorm from fairseq_2020"
-    assert label_of(model("post_ln", "xavier")) == "post_ln from xavier"
+    assert start_of(model("deepnorm")) == start_of(model("deepnorm", "xavier")) == "deepnorm started from xavier"
+    variant = "deepnorm started from fairseq_2020 (a variant: its constants are defined on xavier)"
+    assert start_of(model("deepnorm", "fairseq_2020")) == variant
+    assert start_of(model("post_ln", "xavier")) == "post_ln started from xavier"
 
 
 def test_dropout_is_on_the_embeddings_and_on_every_branch() -> None:
