@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from leadline.cli.terminal import table
 from leadline.diagnose.verdict import Features, highest_rate, probability, score
 from leadline.files import write_json
-from leadline.terminal import table
 
 TUNED_ON = 64  # width of the models the numbers are fitted on; the others are only scored
 # What is measured was chosen with a look at the first two sets; the third was trained afterwards.

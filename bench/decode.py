@@ -25,12 +25,12 @@ from bench.convert import to_huggingface
 from bench.measure import Contestants, Row, Setting, Work, compete
 from bench.ours import config_of
 from bench.workload import EOS, PAD, SIZES, Size
-from leadline import trained
 from leadline.config import Config
 from leadline.kernels import attention
 from leadline.model import Transformer
 from leadline.model.precision import DTYPES
 from leadline.tasks import translator
+from leadline.training import trained
 
 __all__ = ["SIZES", "run"]
 

@@ -140,10 +140,10 @@ def probe_one(cell: Cell) -> list[dict[str, Any]]:
     """What the verdict sees of a cell: the first steps at every rate, of a model drawn with another seed."""
     import torch
 
+    from leadline.cli.subjects import of_config
     from leadline.diagnose import probe
     from leadline.diagnose.record import Record
     from leadline.diagnose.verdict import STEPS, features
-    from leadline.subjects import of_config
 
     torch.set_num_threads(1)
     subject = of_config(config_of(cell, RATES[0]))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from leadline.errors import Diverged, UserError
     from leadline.model import Transformer
     from leadline.placement import PLACEMENTS, DeepNorm, Placement, PostLN, PreLN, Site
-    from leadline.trained import Trained, load
     from leadline.training.loop import resume, train
+    from leadline.training.trained import Trained, load
 
 __version__ = "0.1.0"
 
@@ -33,8 +33,8 @@ _HOME = {
     "Watch": "leadline.diagnose.watch",
     "inspect": "leadline.diagnose.inspect",
     "UserError": "leadline.errors",
-    "Trained": "leadline.trained",
-    "load": "leadline.trained",
+    "Trained": "leadline.training.trained",
+    "load": "leadline.training.trained",
     "Transformer": "leadline.model",
     "PLACEMENTS": "leadline.placement",
     "DeepNorm": "leadline.placement",

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from leadline import config as configuration
-from leadline import terminal
+from leadline.cli import terminal
 from leadline.config import Config
 from leadline.placement import PLACEMENTS, ROLES
 

@@ -22,8 +22,8 @@ MUST_NOT_IMPORT = {
     "model": {"data", "tasks", "training", "diagnose"},
     "data": {"model", "tasks", "training", "diagnose"},
     "tasks": {"training", "diagnose"},
-    "training": {"diagnose", "exchange", "trained", "subjects", "demo", "cli", "terminal", "report"},
-    "diagnose": {"training", "trained", "subjects", "demo", "cli", "terminal", "report", "recipes"},
+    "training": {"diagnose", "exchange", "jobs", "reproduce", "cli", "report"},
+    "diagnose": {"training", "jobs", "reproduce", "cli", "report", "recipes"},
     "report": {"model", "data", "tasks", "training", "kernels", "placement"},
 }
 

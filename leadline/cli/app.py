@@ -54,7 +54,7 @@ def number(value: Any, digits: int) -> str:
 
 
 def load_run(run: Path, which: str, device: str | None, assignments: list[str] | None) -> Any:
-    from leadline.trained import load
+    from leadline.training.trained import load
 
     trained = load(run, which, device)
     if bad := [a for a in assignments or [] if not a.startswith("decode.")]:

@@ -17,9 +17,9 @@ from leadline.cli.app import (
     number,
     print_json,
 )
+from leadline.cli.terminal import TrainingView, answer, counting, table
 from leadline.config import Config, ModelConfig
 from leadline.errors import UserError, nearest
-from leadline.terminal import TrainingView, answer, counting, table
 
 
 @app.command()
@@ -70,7 +70,7 @@ def _compare(names: list[str], layers: tuple[int, int], lr: float, as_json: bool
         raise UserError(f"--lr must be above 0, not {lr:g}")
     if not all(layers):
         raise UserError("--compare translates number words, which needs an encoder and a decoder: give both layers")
-    from leadline import subjects
+    from leadline.cli import subjects
     from leadline.diagnose.compare import measure
 
     base = recipes.numerals().set(model={"encoder_layers": layers[0], "decoder_layers": layers[1]}, optim={"lr": lr})

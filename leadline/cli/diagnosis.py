@@ -14,8 +14,8 @@ from leadline.cli.app import (
     app,
     print_json,
 )
+from leadline.cli.terminal import answer, counting, table
 from leadline.errors import UserError
-from leadline.terminal import answer, counting, table
 
 
 @app.command("inspect")
@@ -37,7 +37,7 @@ def inspect_command(
         raise UserError(f"--lr must be above 0, not {lr:g}")
     if seeds < 1 or (warmup or 0) < 0:
         raise UserError("--seeds must be at least 1 and --warmup 0 or more")
-    from leadline import subjects
+    from leadline.cli import subjects
     from leadline.diagnose.inspect import inspect_seeds
 
     with counting("steps") as progress:

@@ -17,8 +17,8 @@ from leadline.cli.app import (
     load_run,
     print_json,
 )
+from leadline.cli.terminal import TrainingView, answer, counting, screen, table
 from leadline.errors import UserError, nearest
-from leadline.terminal import TrainingView, answer, counting, screen, table
 
 
 @app.command("finetune")
@@ -47,7 +47,7 @@ def finetune_command(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a pre-trained run to classify: mean and 95 % interval over seeds; start it again to go on with it."""
-    from leadline import finetune as tuning
+    from leadline.jobs import finetune as tuning
 
     if metric not in tuning.METRICS:
         raise UserError(f"--metric cannot be {metric!r}: {nearest(metric, tuning.METRICS)}")

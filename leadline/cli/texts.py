@@ -16,7 +16,7 @@ from leadline.cli.app import (
     data,
     print_json,
 )
-from leadline.terminal import answer, counting, tell
+from leadline.cli.terminal import answer, counting, tell
 
 
 @data.command("prepare")

@@ -25,9 +25,9 @@ from leadline.cli.app import (
     number,
     print_json,
 )
+from leadline.cli.terminal import TrainingView, answer, counting, screen, sentences_bar, table, tell
 from leadline.errors import UserError
 from leadline.files import to_json
-from leadline.terminal import TrainingView, answer, counting, screen, sentences_bar, table, tell
 
 
 @app.command()
@@ -37,7 +37,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Watch Post-LN fail without warm-up and Pre-LN succeed, in two or three minutes on two cores."""
-    from leadline import demo as demonstration
+    from leadline.reproduce import demo as demonstration
     from leadline.training import run as runs
 
     started = time.perf_counter()
@@ -159,7 +159,7 @@ def translate(
     as_json: Json = False,
 ) -> None:
     """Translate line by line: stdin to stdout as it comes, or a file."""
-    from leadline.text import lines_of, lines_ready
+    from leadline.data.text import lines_of, lines_ready
 
     translator = load_run(run, which, device, assignments).translator()
     if source:

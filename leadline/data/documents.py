@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Protocol
 
 from leadline.config import DataConfig
+from leadline.data.text import lines_of
 from leadline.errors import UserError
-from leadline.text import lines_of
 
 Paragraph = tuple[int, str]  # the number of its document, from 0, and its text, which is not blank
 LONGEST = 1 << 20  # bytes; a longer line is several paragraphs

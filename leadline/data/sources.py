@@ -21,8 +21,8 @@ from typing import Protocol
 
 from leadline.config import DataConfig
 from leadline.data import numerals
+from leadline.data.text import lines_of
 from leadline.errors import UserError
-from leadline.text import lines_of
 
 SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 from leadline.config import DataConfig
 from leadline.data import numerals, same_meaning
+from leadline.data.text import lines_of
 from leadline.errors import UserError, nearest
-from leadline.text import lines_of
 
 NAMES = {"train": ("train",), "valid": ("valid", "dev", "validation"), "test": ("test",)}
 MRPC_FILES = {"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"}  # the original ones

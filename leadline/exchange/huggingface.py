@@ -23,9 +23,9 @@ from leadline.errors import UserError
 from leadline.exchange import bert
 from leadline.files import write_json
 from leadline.model import Transformer
-from leadline.trained import Trained
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
+from leadline.training.trained import Trained
 
 SPECIAL_KEYS = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token", "mask_token"), BERT_SPECIAL, strict=True))
 

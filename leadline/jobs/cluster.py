@@ -23,9 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leadline import jobs as local
 from leadline.errors import UserError
-from leadline.jobs import Execute, Job, OnEvent, finished
+from leadline.jobs import engine as local
+from leadline.jobs.engine import Execute, Job, OnEvent, finished
 from leadline.training.run import absolute, locked, watching_signals
 
 RETRIES = 3  # of a run whose process or node dies: more than that is no accident

@@ -7,7 +7,7 @@ from pathlib import Path
 from leadline import recipes
 from leadline.config import Config
 from leadline.data.store import Store, prepare
-from leadline.finetune import Setting, classifier, fitted, tuned
+from leadline.jobs.finetune import Setting, classifier, fitted, tuned
 from leadline.jobs.interval import mean_and_interval
 from leadline.report.page import Chart, Section, Series, Words
 from leadline.reproduce.claims import BIG, Claim, Numbers

@@ -22,7 +22,7 @@ from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError, nearest
 from leadline.files import to_json, write_json
-from leadline.jobs import Execute, Job, OnEvent, execute, finished, read_rows, tell_stale
+from leadline.jobs.engine import Execute, Job, OnEvent, execute, finished, read_rows, tell_stale
 from leadline.provenance import NUMERICS, code
 from leadline.report import page
 from leadline.report.page import Chart, Section, Series, Table, Words

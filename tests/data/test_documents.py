@@ -15,8 +15,8 @@ from leadline.config import DataConfig
 from leadline.data import documents
 from leadline.data.documents import open_documents, prose
 from leadline.data.store import prepare
+from leadline.data.text import lines_of
 from leadline.errors import UserError
-from leadline.text import lines_of
 
 
 def read(path: Path) -> list[list[str]]:

@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from leadline import recipes, subjects
+from leadline import recipes
+from leadline.cli import subjects
 from leadline.diagnose.compare import Compared, measure
 from leadline.diagnose.probe import Subject
 

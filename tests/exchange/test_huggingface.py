@@ -21,7 +21,7 @@ from leadline.exchange import huggingface
 from leadline.kernels.pack import pack_flat
 from leadline.model import Transformer
 from leadline.placement import PLACEMENTS
-from leadline.trained import Trained, load
+from leadline.training.trained import Trained, load
 
 transformers = pytest.importorskip("transformers")
 
@@ -297,7 +297,7 @@ def test_the_command_line_there_and_back(leadline: Callable[..., Any], tmp_path:
 def test_an_imported_run_is_fine_tuned_and_exported_with_its_labels(
     leadline: Callable[..., Any], tmp_path: Path
 ) -> None:
-    from leadline import finetune
+    from leadline.jobs import finetune
     from leadline.training.loop import train
 
     folder_of("BertForPreTraining", tmp_path / "theirs")

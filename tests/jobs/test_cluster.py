@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from leadline.errors import UserError
-from leadline.jobs import Job, cluster, execute, finished, lay_out, worker
+from leadline.jobs import cluster, worker
+from leadline.jobs.engine import Job, execute, finished, lay_out
 from leadline.reproduce import depths
 from leadline.training.events import Event
 from leadline.training.run import locked

@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from leadline import config as configuration
-from leadline import jobs, provenance
+from leadline import provenance
 from leadline.config import Config, ModelConfig, OptimConfig
 from leadline.errors import UserError
-from leadline.jobs import Job, execute, finished, worker
+from leadline.jobs import engine as jobs
+from leadline.jobs import worker
+from leadline.jobs.engine import Job, execute, finished
 from leadline.provenance import FORMAT, NUMERICS
 from leadline.reproduce import depths
 
@@ -146,7 +148,8 @@ def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_pa
     worker.work(reference, whole.name, 0)
     torch.set_num_threads(threads)
     program = (
-        "import sys, pathlib; from leadline import config, jobs; toml, root = map(pathlib.Path, sys.argv[1:])\n"
+        "import sys, pathlib; from leadline import config; from leadline.jobs import engine as jobs\n"
+        "toml, root = map(pathlib.Path, sys.argv[1:])\n"
         "jobs.execute([jobs.Job('one', config.load(toml), 'data')], root)"
     )
     arguments = [str(reference / "job.toml"), str(tmp_path / "killed")]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from leadline.errors import UserError
-from leadline.jobs import Execute, Job, OnEvent, finished, lay_out, unfinished, worker
+from leadline.jobs import worker
+from leadline.jobs.engine import Execute, Job, OnEvent, finished, lay_out, unfinished
 from leadline.provenance import NUMERICS
 from leadline.report.heat import Heat
 from leadline.report.page import Chart, Table
@@ -328,7 +329,7 @@ def test_a_figure_ends_in_a_page_with_its_claims(tmp_path: Path) -> None:
 
 @pytest.fixture
 def execute(monkeypatch: pytest.MonkeyPatch) -> Execute:
-    """leadline.jobs.execute but for its processes (see tests/jobs), of which each loads torch anew."""
+    """leadline.jobs.engine.execute but for its processes (see tests/jobs), of which each loads torch anew."""
 
     def here(jobs: Sequence[Job], root: Path, at_once: int, on_event: OnEvent) -> None:
         for job in unfinished(jobs, root):

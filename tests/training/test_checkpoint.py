@@ -22,11 +22,11 @@ from torch import nn
 from leadline.config import Config
 from leadline.errors import UserError
 from leadline.files import sha256
-from leadline.trained import load
 from leadline.training import checkpoint
 from leadline.training.checkpoint import State
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
+from leadline.training.trained import load
 
 
 def model_after(steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:

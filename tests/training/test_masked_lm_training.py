@@ -15,11 +15,11 @@ from leadline.data import batching
 from leadline.data.store import Store, prepare
 from leadline.errors import UserError
 from leadline.tasks import MaskedLM
-from leadline.trained import load
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
 from leadline.training.run import read_metrics
 from leadline.training.step import make_step
+from leadline.training.trained import load
 
 
 class Crash(Exception):

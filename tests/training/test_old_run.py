@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from leadline.provenance import FORMAT, NUMERICS, code
-from leadline.trained import load
 from leadline.training import checkpoint
 from leadline.training.loop import resume
 from leadline.training.run import load_config, read_metrics
+from leadline.training.trained import load
 
 OLD = Path(__file__).parent / "old_run"
 

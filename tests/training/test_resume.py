@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import load_file
 
 from leadline import cli
+from leadline.cli.terminal import TrainingView
 from leadline.config import Config, to_toml
 from leadline.errors import UserError
-from leadline.terminal import TrainingView
 from leadline.training import checkpoint
 from leadline.training import run as runs
 from leadline.training.events import Event

@@ -114,15 +114,15 @@ def _import_torch(threads: int) -> None:
     import torch
     import torch._dynamo  # every optimizer loads it, and it takes as long as torch itself
 
-    import leadline.trained  # noqa: F401
+    import leadline.training.trained  # noqa: F401
 
     torch.set_num_threads(max(1, threads))
 
 
 def _train_one(name: str, config: Config, folder: Path, tested: int, events: Any) -> Result:
     """In a process of its own: train, or go on where an earlier demo was stopped, and score."""
-    from leadline.trained import load
     from leadline.training.loop import resume, train
+    from leadline.training.trained import load
 
     on_step = [lambda event: events.put((name, event))]
     diverged = False

@@ -15,12 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leadline import finetune as tuning
 from leadline.config import Config, to_toml
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
-from leadline.finetune import Found, Setting
-from leadline.jobs import Job, worker
+from leadline.jobs import finetune as tuning
+from leadline.jobs import worker
+from leadline.jobs.engine import Job
+from leadline.jobs.finetune import Found, Setting
 from leadline.training import checkpoint
 from leadline.training.loop import resume, train
 from leadline.training.run import load_config

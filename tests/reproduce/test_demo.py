@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from leadline import demo
 from leadline.config import Config, to_dict
 from leadline.errors import Diverged, Interrupted, UserError
+from leadline.reproduce import demo
 
 
 def flat(config: Config) -> dict[str, Any]:

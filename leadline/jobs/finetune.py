@@ -24,7 +24,7 @@ from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError, nearest
 from leadline.files import write_json
-from leadline.jobs import Job, Result, execute, finished, tell_stale
+from leadline.jobs.engine import Job, Result, execute, finished, tell_stale
 from leadline.jobs.interval import mean_and_interval
 from leadline.tasks import Classification
 from leadline.training import checkpoint

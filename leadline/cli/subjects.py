@@ -25,9 +25,9 @@ from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.probe import Subject
 from leadline.errors import UserError
 from leadline.model import Transformer
-from leadline.trained import load
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
+from leadline.training.trained import load
 
 Make = Callable[[int], Subject]  # from a seed
 TOKENS = 512  # in a batch: enough for stable statistics, few enough for a CPU
