@@ -224,6 +224,15 @@ class Config:
 
 PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
 
+# What a run may change when it goes on; with anything else it would be another run (see train.start).
+LATER = {
+    "data.source",  # it may have moved; that it is the same data is checked
+    *(f"decode.{option.name}" for option in dataclasses.fields(DecodeConfig)),
+    *(f"optim.{option.name}" for option in dataclasses.fields(OptimConfig) if option.name != "name"),
+    *(f"train.{name}" for name in ("updates", "epochs", "device", "precision", "step", "recompute", "eval_every")),
+    *(f"train.{name}" for name in ("bleu_sentences", "patience", "save_every", "keep", "log_every")),
+}
+
 
 def settings(config: Config) -> dict[str, Any]:
     """Every option that says what is computed, such as "optim.lr", whether it is at its default or not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -23,16 +24,59 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Raises ValueError at whatever is not JSON, also where it is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """Raises OSError where it is not there and ValueError where it is not JSON."""
+    return parse_json(path.read_bytes())
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Atomically: a reader sees the old file or the new one."""
+    write_text(path, to_json(value, indent=1))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Atomically: a reader sees the old file or the new one, also after the power has failed."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(to_json(value, indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """A file, or the names in a folder, to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows cannot open folders
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def reason(error: OSError) -> str:
+    """Why a file cannot be read or written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "the disk is full" if full else error.strerror or str(error)

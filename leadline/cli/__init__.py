@@ -16,6 +16,7 @@ import typer
 from leadline.cli import trainings, encoders, diagnosis, comparison, texts  # isort: skip
 from leadline.cli.app import app
 from leadline.errors import Diverged, Interrupted, UserError
+from leadline.files import reason
 
 __all__ = ["app", "comparison", "diagnosis", "encoders", "main", "texts", "trainings"]
 
@@ -38,7 +39,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read stdout has left
         sys.exit(1)
     except OSError as error:
-        _leave(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
+        _leave(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 2)
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported here
             _leave("the device is out of memory: lower train.batch_tokens, or decode.batch_tokens to translate", 2)

@@ -39,7 +39,7 @@ def work(folder: Path, name: str, watch: int, keep: Sequence[str] = ()) -> None:
         _forget(folder)  # what is compared with the beginning has to see it
     diverged = ""
     try:
-        resume(folder, on_step) if (folder / "config.toml").exists() else train(config, folder, on_step)
+        resume(folder, on_step) if runs.is_run(folder) else train(config, folder, on_step)
     except Diverged as error:
         diverged = str(error)
     rows = runs.read_metrics(folder)
@@ -64,9 +64,11 @@ def work(folder: Path, name: str, watch: int, keep: Sequence[str] = ()) -> None:
 
 
 def _forget(folder: Path) -> None:
-    (folder / "config.toml").unlink(missing_ok=True)
-    (folder / "metrics.jsonl").unlink(missing_ok=True)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    """All that the training has written, run.json first: what is left is not taken for a run."""
+    for name in ("run.json", "config.toml", "metrics.jsonl", "metrics.damaged.jsonl", "tokenizer.json"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("checkpoints", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _tell(event: Event) -> None:

@@ -127,7 +127,7 @@ def _train_one(name: str, config: Config, folder: Path, tested: int, events: Any
     on_step = [lambda event: events.put((name, event))]
     diverged = False
     try:
-        if not (folder / "config.toml").exists():
+        if not runs.is_run(folder):
             train(config, folder, on_step)
         elif runs.load_config(folder) == config:
             resume(folder, on_step)

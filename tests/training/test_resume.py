@@ -110,7 +110,7 @@ def paused(config: Config, tmp_path: Path) -> Iterator[Paused]:
     """Another process in the middle of training into tmp_path/run. All are forked from one that has loaded torch."""
     (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["leadline.training.loop", "torch.utils.tensorboard", "torch._dynamo"])
+    context.set_forkserver_preload(["leadline.training.loop", "tensorboard.summary.writer", "torch._dynamo"])
     pipe, other_end = context.Pipe()
     arguments = ["train", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")]
     process = context.Process(target=train_and_pause, args=(arguments, tmp_path / "stderr", other_end))
@@ -228,6 +228,18 @@ def test_a_training_can_stop_exactly_between_two_epochs(config: Config, whole: P
     resume(tmp_path / "run")
     found, expected = tensors(tmp_path / "run", 20), tensors(whole, 20)
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("every", [4, 7])
+def test_the_first_line_after_a_resume_is_of_the_same_updates(every: int, config: Config, tmp_path: Path) -> None:
+    """Checkpoints at 5 and 15 lie between two lines of metrics."""
+    config = config.set(train={"log_every": every, "save_every": 5, "eval_every": -1})
+    straight = train(config, tmp_path / "straight")
+    with pytest.raises(Crash):
+        train(config, tmp_path / "stopped", [crash_at(8 if every == 4 else 7)])
+    assert checkpoint.read(tmp_path / "stopped", "00000005")[0].losses != []
+    resume(tmp_path / "stopped")
+    assert measured(tmp_path / "stopped") == measured(straight)
 
 
 def test_the_seed_decides_the_bits(config: Config, whole: Path, tmp_path: Path) -> None:
