@@ -41,7 +41,8 @@ def main() -> None:
     except OSError as error:
         _leave(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 2)
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported here
+        # torch's, which is not imported here, and what it says of a CPU
+        if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
             _leave("the device is out of memory: lower train.batch_tokens, or decode.batch_tokens to translate", 2)
         if not hasattr(error, "show"):
             raise

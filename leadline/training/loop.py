@@ -26,7 +26,7 @@ from leadline.model.precision import autocast
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
-from leadline.training.device import find_device
+from leadline.training.device import find_device, require_memory
 from leadline.training.events import Event, Kind, OnStep, Watcher
 from leadline.training.prefetch import prefetched
 from leadline.training.step import Result, Step, make_step
@@ -98,8 +98,9 @@ class Setup:
 
 
 def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep]) -> Setup:
-    task = tasks.find(config.task)(config, store)
     device = find_device(config.train.device)
+    require_memory(config, store.manifest["vocab_size"], device)
+    task = tasks.find(config.task)(config, store)
     model = task.build_model().to(device)
     kernel = attention.choose(device, config.train.precision, config.model.head_width, config.model.attention_dropout)
     model.use_attention(kernel)
