@@ -80,7 +80,7 @@ class ModelConfig:
 class DataConfig:
     """The corpus: where it comes from and how it becomes tokens."""
 
-    source: str = "builtin:numerals"  # see leadline.data.sources; or prepared:FOLDER
+    source: str = "builtin:numerals"  # its kinds: leadline.data.sources
     source_lang: str = "de"
     target_lang: str = "en"
     # as it is; normalise its punctuation with Moses; tokenise it with Moses too; it is tokenised
