@@ -16,7 +16,7 @@ import numpy as np
 from leadline import recipes, tasks
 from leadline.config import Config
 from leadline.data.corpus import Shard
-from leadline.data.store import Split
+from leadline.data.parallel import Split
 from leadline.data.tokenizer import BERT_SPECIAL
 
 VOCABULARY = 32768

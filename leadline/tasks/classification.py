@@ -19,7 +19,8 @@ from torch import Tensor
 
 from leadline.config import Config
 from leadline.data.batching import Shape
-from leadline.data.store import Split, Store
+from leadline.data.parallel import Split
+from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.kernels.cross_entropy import cross_entropy
 from leadline.kernels.pack import Pack, pack_alone

@@ -17,8 +17,9 @@ from torch import Tensor
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.batching import Shape
-from leadline.data.sources import Pair
-from leadline.data.store import Flat, Split, Store
+from leadline.data.pairs import Pair
+from leadline.data.parallel import Flat, Split
+from leadline.data.store import Store
 from leadline.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from leadline.errors import UserError
 from leadline.kernels.pack import Pack, group_sizes, pack_flat
@@ -36,9 +37,11 @@ class Batch(base.Batch):
 
 
 @dataclass(frozen=True)
-class Pairs(Part):
+class Fitting(Part):
+    """The pairs that fit in model.max_length."""
+
     split: Split
-    rows: np.ndarray  # those that fit in model.max_length
+    rows: np.ndarray  # their numbers in the split
 
 
 def collate(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shape: Shape, max_length: int) -> Batch:
@@ -74,7 +77,7 @@ def _ended(side: Flat) -> np.ndarray:
     return tokens
 
 
-class Translation(Task[Pairs, Batch]):
+class Translation(Task[Fitting, Batch]):
     commands = ("translate",)
 
     def __init__(self, config: Config, store: Store) -> None:
@@ -87,12 +90,12 @@ class Translation(Task[Pairs, Batch]):
             )
         super().__init__(config, store)
 
-    def read(self, split: str) -> Pairs:
+    def read(self, split: str) -> Fitting:
         """Lengths are with </s> or <s>."""
         pairs = self.store.split(split)
         lengths = pairs.lengths() + 1
         rows = np.flatnonzero(lengths.max(1) <= self.config.model.max_length)
-        return Pairs(pairs, rows, lengths=lengths[rows], facts={"skipped": float(len(pairs) - len(rows))})
+        return Fitting(pairs, rows, lengths=lengths[rows], facts={"skipped": float(len(pairs) - len(rows))})
 
     def choose_shape(self, lengths: np.ndarray) -> Shape:
         if not len(lengths):
@@ -104,7 +107,7 @@ class Translation(Task[Pairs, Batch]):
         skipped, limit = int(self.train.facts["skipped"]), f"model.max_length={self.config.model.max_length}"
         return [f"{skipped} training pairs are longer than {limit} and left out"] if skipped else []
 
-    def pack(self, part: Pairs, rows: np.ndarray, shape: Shape, seed: int, epoch: int) -> Batch:
+    def pack(self, part: Fitting, rows: np.ndarray, shape: Shape, seed: int, epoch: int) -> Batch:
         return collate_flat(*part.split.gather(part.rows[rows]), shape, self.config.model.max_length)
 
     def loss_of_hidden(
