@@ -26,26 +26,27 @@ def added(default: Any, neutral: Any) -> Any:
 class ModelConfig:
     """The Transformer. A stack with 0 layers does not exist, so the layer counts also choose the architecture."""
 
-    placement: str = "pre_ln"
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    dim: int = 512
-    ffn_dim: int = 1024
-    heads: int = 4
+    placement: str = "pre_ln"  # where the norms are, by name (leadline placements) or your.module:YourPlacement
+    encoder_layers: int = 6  # 0: no encoder
+    decoder_layers: int = 6  # 0: no decoder
+    dim: int = 512  # width of the residual stream and the embeddings
+    ffn_dim: int = 1024  # width inside the feed-forward layers
+    heads: int = 4  # attention heads; they share model.dim
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"  # which norm the placement places
     norm_eps: float = 1e-5  # added to the variance in every norm; BERT's own models have 1e-12
-    activation: Literal["relu", "gelu"] = "relu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    # the base initialisation, see leadline.model.init; auto: the one the placement's constants are defined on
+    activation: Literal["relu", "gelu"] = "relu"  # in the feed-forward layers
+    dropout: float = 0.1  # on embeddings and on the output of every sublayer
+    attention_dropout: float = 0.0  # on the attention weights
+    activation_dropout: float = 0.0  # inside the feed-forward layers, after the activation
+    # the base initialisation (docs/placements.md); auto: the one the placement's constants are defined on
     init: Literal["auto", "xavier", "fairseq_2019", "fairseq_2020"] = "auto"
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"  # how positions are embedded
     max_length: int = 256  # the longest sequence in tokens; longer ones are counted and left out of training
-    embeddings: Literal["tied", "output_tied", "separate"] = "tied"  # one matrix; one a language; three
+    # tied: one matrix; output_tied: one a language; separate: three
+    embeddings: Literal["tied", "output_tied", "separate"] = "tied"
     embed_norm: bool = False  # a layer norm on the embeddings, as in BERT
     segments: int = 0  # kinds of segment that have an embedding, as BERT's two; 0: none
-    head: Literal["linear", "bert"] = "linear"  # before the output matrix: nothing; BERT's dense layer and norm
+    head: Literal["linear", "bert"] = "linear"  # bert: BERT's dense layer and norm before the output matrix
     classes: int = 0  # outputs of BERT's pooler on the first token; 0: none
     pooler: bool = added(default=False, neutral=False)  # BERT's pooler, also where nothing reads it yet
 
@@ -79,14 +80,15 @@ class ModelConfig:
 class DataConfig:
     """The corpus: where it comes from and how it becomes tokens."""
 
-    source: str = "builtin:numerals"  # see leadline.data.sources; or prepared:FOLDER
-    source_lang: str = "de"
-    target_lang: str = "en"
-    # as it is; normalise its punctuation with Moses; tokenise it with Moses too; it is tokenised
+    source: str = "builtin:numerals"  # builtin:NAME, text:FOLDER, hf:NAME, documents:PATH, table:PATH, prepared:FOLDER
+    source_lang: str = "de"  # the language to translate from: the ending of its files
+    target_lang: str = "en"  # the language to translate into
+    # raw: as it is; moses_normalize: normalise its punctuation; moses: tokenise it too; tokenized: it is already
     text: Literal["raw", "moses_normalize", "moses", "tokenized"] = "raw"
-    lowercase: bool = False
-    tokenizer: Literal["bpe", "wordpiece"] = "bpe"  # WordPiece is learnt with some chance: a few tokens may differ
-    vocab_size: int = 10000
+    lowercase: bool = False  # put all text in lower case first
+    # how the vocabulary is learnt; WordPiece is learnt with some chance: a few tokens may differ
+    tokenizer: Literal["bpe", "wordpiece"] = "bpe"
+    vocab_size: int = 10000  # tokens to learn, of both languages together
     vocabulary: str = ""  # a tokenizer.json to use instead of learning one: vocab_size and tokenizer then mean nothing
     first: str = "sentence1"  # tables: the column of the text
     second: str = "sentence2"  # tables: the column of the text that it is paired with; "": none
@@ -107,19 +109,20 @@ class DataConfig:
 class OptimConfig:
     """The optimizer and its learning rate; each schedule is a function in leadline.training.optim."""
 
-    name: Literal["adam", "adamw", "sgd", "radam"] = "adam"
-    lr: float = 5e-4
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-9
-    weight_decay: float = 0.0
+    name: Literal["adam", "adamw", "sgd", "radam"] = "adam"  # the optimizer
+    lr: float = 5e-4  # the highest learning rate of the schedule
+    betas: tuple[float, float] = (0.9, 0.98)  # Adam's decay rates of the mean and of the squared gradient
+    eps: float = 1e-9  # Adam's: added to the root of the squared gradient
+    weight_decay: float = 0.0  # of matrices; decoupled in adamw and radam, added to the gradient in adam and sgd
     momentum: float = 0.0  # sgd only
     clip: float = 0.0  # largest gradient norm; 0: no clipping
+    # the learning rate after warm-up
     schedule: Literal["inverse_sqrt", "hold_inverse_sqrt", "linear", "constant", "step", "cosine"] = "inverse_sqrt"
     warmup: int = 1  # updates of linear rise; 0 or 1: none
     hold: int = 4000  # hold_inverse_sqrt: updates at the full rate before the decay
     decay_at: tuple[int, ...] = ()  # step: multiply the rate by decay_factor at each of these
-    decay_unit: Literal["epochs", "updates"] = "epochs"
-    decay_factor: float = 0.1
+    decay_unit: Literal["epochs", "updates"] = "epochs"  # step: what decay_at counts
+    decay_factor: float = 0.1  # step: what the rate is multiplied by
     after_decay: Literal["constant", "inverse_sqrt"] = "constant"  # step: what follows the last decay
 
     def __post_init__(self) -> None:
@@ -145,14 +148,15 @@ class TrainConfig:
     batch_tokens: int = 4096  # tokens in a packed batch; of the target, where there is one
     batch_sequences: int = 0  # classification: sequences in a batch; batch_tokens is then the most they may take
     accumulate: int = 1  # batches summed into one update
-    label_smoothing: float = 0.1
-    seed: int = 1
+    label_smoothing: float = 0.1  # share of the probability that the target spreads over all tokens
+    seed: int = 1  # of the initial weights, the order of the data, dropout and masks
     start: str = ""  # a run whose weights this one starts from
     start_checkpoint: str = "best"  # which of its checkpoints: best, last, average:K or a number
     device: str = "auto"  # auto, cpu, cuda, cuda:1
-    precision: Literal["fp32", "bf16"] = "fp32"
-    step: Literal["eager", "compiled", "graph"] = "eager"  # graph: the whole update captured once; CUDA only
-    recompute: bool = False  # keep only what enters each block for the way back: less memory, a third more work
+    precision: Literal["fp32", "bf16"] = "fp32"  # of the computation; weights and optimizer state are fp32
+    # eager: anywhere; compiled: block by block with torch.compile; graph: captured once, the fastest, CUDA only
+    step: Literal["eager", "compiled", "graph"] = "eager"
+    recompute: bool = False  # gradient checkpointing by block: less memory, a third more work
     eval_every: int = 0  # updates between evaluations; 0: after every epoch; -1: never
     bleu_sentences: int = 0  # validation sentences translated at each evaluation; 0: none; -1: all
     patience: int = 0  # stop after this many evaluations without a better validation loss; 0: never
@@ -193,7 +197,7 @@ class MaskConfig:
 class DecodeConfig:
     """How translations are searched for."""
 
-    beam: int = 5
+    beam: int = 5  # hypotheses kept for each sentence; 1: greedy search
     length_penalty: float = 1.0  # scores are divided by length ** length_penalty
     batch_tokens: int = 4096  # source tokens translated at once
     max_ratio: float = 2.0  # a translation is at most this many times its source, plus 20 tokens
@@ -209,7 +213,7 @@ class DecodeConfig:
 class Config:
     """A whole run."""
 
-    task: str = "translation"
+    task: str = "translation"  # what is learnt: translation, masked_lm or classification
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

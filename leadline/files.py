@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -24,6 +26,40 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[TextIO]:
+    """A text file that takes the place of `path` when all of it is on the disk; until then `path` is as it was."""
+    if path.exists() and not path.is_file():  # /dev/stdout, a named pipe
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    target = path.resolve()  # what a link leads to
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Atomically: a reader sees the old file or the new one, also after the power has failed."""
+    with written(path) as file:
+        file.write(text)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, to_json(value, indent=1))
+
+
 def parse_json(text: str | bytes) -> Any:
     """Raises ValueError at whatever is not JSON, also where it is nested too deeply."""
     try:
@@ -37,34 +73,20 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_bytes())
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, to_json(value, indent=1))
+def checksum(value: Any) -> str:
+    """SHA-256 of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Atomically: a reader sees the old file or the new one, also after the power has failed."""
-    temporary = path.with_name(f".{path.name}.tmp")
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # there, a folder cannot be opened
+    handle = os.open(path, os.O_RDONLY)
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    flush(path.parent)
-
-
-def flush(path: Path) -> None:
-    """A file, or the names in a folder, to the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows cannot open folders
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
+        os.fsync(handle)
     finally:
-        os.close(descriptor)
+        os.close(handle)
 
 
 def sha256(path: Path) -> str:

@@ -18,7 +18,6 @@ from leadline.data.store import Progress, prepare
 from leadline.errors import Diverged, UserError
 from leadline.files import write_json
 from leadline.report.figures import write_curves
-from leadline.tasks import Translation
 from leadline.training import run as runs
 
 SENTENCES = [
@@ -141,9 +140,7 @@ def _train_one(name: str, config: Config, folder: Path, tested: int, events: Any
     scores, translations = {"bleu": 0.0, "exact_match": 0.0}, [""] * len(SENTENCES)
     if evaluations:
         trained = load(folder, "last", device="cpu")
-        task = trained.task()
-        assert isinstance(task, Translation)
-        scores = task.score(trained.model, "test", tested)
+        scores = trained.task().scores(trained.model, "test", tested)
         translations = trained.translate(SENTENCES)
     return Result(
         placement=config.model.placement,

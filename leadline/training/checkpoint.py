@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from leadline.errors import UserError
-from leadline.files import flush, read_json, reason, sha256, sha256_of, to_json, write_json
+from leadline.files import read_json, reason, sha256, sha256_of, sync, to_json, write_json
 
 
 @dataclass
@@ -161,10 +161,10 @@ def _write(run: Path, state: State, files: dict[str, _Image], keep: int) -> None
         hashes = {name: image.write(building / name) for name, image in files.items()}
         write_json(building / "state.json", asdict(state) | {"sha256": hashes | {"state": _hash(asdict(state))}})
         for path in building.iterdir():
-            flush(path)
+            sync(path)
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
-        flush(folder.parent)
+        sync(folder.parent)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
         raise UserError(

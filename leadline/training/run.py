@@ -27,9 +27,10 @@ import leadline
 from leadline import config as configuration
 from leadline import machine
 from leadline.config import Config
+from leadline.data.sources import parse
 from leadline.data.store import Store
 from leadline.errors import UserError
-from leadline.files import read_json, reason, sha256, sha256_of, to_json, write_json, write_text
+from leadline.files import checksum, read_json, reason, sha256, sha256_of, write_json, write_text
 from leadline.options import flat
 from leadline.provenance import NUMERICS, stamp
 from leadline.training import checkpoint
@@ -57,9 +58,7 @@ def require_new(folder: Path) -> None:
 
 def absolute(config: Config) -> Config:
     """A folder named relative to here must be found from anywhere."""
-    kind, _, rest = config.data.source.partition(":")
-    if kind in ("text", "documents", "table", "prepared"):
-        config = config.set(data={"source": f"{kind}:{Path(rest).expanduser().absolute()}"})
+    config = config.set(data={"source": str(parse(config.data.source).absolute())})
     if config.data.vocabulary:
         config = config.set(data={"vocabulary": str(Path(config.data.vocabulary).expanduser().absolute())})
     if config.train.start:
@@ -178,7 +177,7 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
     }
     if before:
         facts["began"] = before.get("began", {"numerics": before.get("numerics", 1), "code": before.get("code")})
-    write_json(folder / "run.json", facts | {"seal": _seal(facts)})
+    write_json(folder / "run.json", facts | {"seal": checksum(facts)})
     if not path.exists() or sha256(path) != facts["config_sha256"]:
         write_text(path, text)
     write_text(folder / "tokenizer.json", (store.folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -190,16 +189,12 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
     return notes
 
 
-def _seal(facts: dict[str, Any]) -> str:
-    return sha256_of(to_json(facts))
-
-
 def _facts(folder: Path) -> dict[str, Any]:
     """What an earlier start has written; nothing where there was none, or where it is damaged."""
     try:
         facts = read_json(folder / "run.json")
         seal = facts.get("seal")
-        whole = seal is None or seal == _seal({key: value for key, value in facts.items() if key != "seal"})
+        whole = seal is None or seal == checksum({key: value for key, value in facts.items() if key != "seal"})
     except (OSError, ValueError, AttributeError):
         return {}
     return facts if whole else {}
