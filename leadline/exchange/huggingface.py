@@ -113,7 +113,7 @@ def load(folder: Path, out: Path) -> list[str]:
             target_lang="en",
             vocab_size=size,
         ),
-        train=TrainConfig(updates=1),
+        train=TrainConfig(updates=1, precision="fp32"),
     )
     model = Transformer(size, **configuration.to_dict(config.model))
     used = bert.from_theirs(model, kind, pad, theirs)

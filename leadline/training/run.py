@@ -18,7 +18,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,26 @@ def require_changeable(folder: Path, before: Config, after: Config) -> None:
                 f"--set {key}: a run cannot change it on its way ({old} → {new}); begin another run from these weights "
                 f"with --set train.start={folder}"
             )
+
+
+# What a run that starts from another's weights decides for itself; the rest of the model is in the weights.
+OWN = ("dropout", "attention_dropout", "activation_dropout", "init")
+HEADS = ("head", "classes")  # these too, where it learns another task
+
+
+def adopt(config: Config, asked: Set[str]) -> Config:
+    """With model and vocabulary of the run that `train.start` names; keys that were `asked` for must not contradict."""
+    start = Path(config.train.start).expanduser()
+    before = load_config(start)
+    own = OWN + (HEADS if config.task != before.task else ()) + ("max_length",) * ("model.max_length" in asked)
+    model = {key: value for key, value in configuration.to_dict(before.model).items() if key not in own}
+    for key, value in model.items():
+        given = getattr(config.model, key)
+        if f"model.{key}" in asked and given != value:
+            raise UserError(f"model.{key}={given} contradicts train.start={start}, which has {value}: leave it out")
+    data = {key: getattr(before.data, key) for key in ("tokenizer", "vocab_size", "text", "lowercase")}
+    data |= {"vocabulary": str(start / "tokenizer.json")}
+    return config.set(model=model, data={key: value for key, value in data.items() if f"data.{key}" not in asked})
 
 
 def labels_of(folder: Path) -> list[str] | None:
