@@ -17,7 +17,7 @@ from leadline.cli.app import (
     number,
     print_json,
 )
-from leadline.cli.terminal import TrainingView, answer, counting, table
+from leadline.cli.terminal import TrainingView, answer, counting, definitions, table
 from leadline.config import Config, ModelConfig
 from leadline.errors import UserError, nearest
 
@@ -142,8 +142,11 @@ def reproduce(
 
     known = list(figures.FIGURES)
     if what == "list":
-        for name, figure in figures.FIGURES.items():
-            answer.print(f"{name:14} {figure.title}", soft_wrap=True)
+        titles = {name: figure.title for name, figure in figures.FIGURES.items()}
+        if as_json:
+            print_json([{"name": name, "title": title} for name, title in titles.items()])
+        else:
+            definitions(list(titles.items()))
         return
     if what not in [*known, "all"]:
         raise UserError(f"there is nothing called {what!r} to reproduce: {nearest(what, [*known, 'list', 'all'])}")

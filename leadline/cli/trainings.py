@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from leadline.cli.app import (
 )
 from leadline.cli.terminal import TrainingView, answer, counting, screen, sentences_bar, table, tell
 from leadline.errors import UserError
-from leadline.files import to_json
+from leadline.files import to_json, written
 
 
 @app.command()
@@ -159,23 +160,26 @@ def translate(
     as_json: Json = False,
 ) -> None:
     """Translate line by line: stdin to stdout as it comes, or a file."""
-    from leadline.data.text import lines_of, lines_ready
-
     translator = load_run(run, which, device, assignments).translator()
-    if source:
-        lines = list(lines_of(source))
-        with sentences_bar(len(lines)) as advance:
-            chunks: Iterator[tuple[list[str], list[str]]] = iter([(lines, translator.translate(lines, advance))])
-    else:
-        chunks = ((chunk, translator.translate(chunk)) for chunk in lines_ready(sys.stdin.buffer))
-    out = target.open("w", encoding="utf-8") if target else sys.stdout
-    try:
-        for asked, translated in chunks:
+    with written(target) if target else contextlib.nullcontext(sys.stdout) as out:
+        for asked, translated in _translations(translator, source):
             for left, right in zip(asked, translated, strict=True):
                 print(to_json({"source": left, "translation": right}) if as_json else right, file=out)
             out.flush()
-    finally:
-        if target:
-            out.close()
     if translator.split_up:
         screen.print(f"{translator.split_up} lines were longer than the model's limit and translated in pieces")
+
+
+def _translations(translator: Any, source: Path | None) -> Iterator[tuple[list[str], list[str]]]:
+    """Lines and their translations: a file's all at once, those of stdin as they come."""
+    from leadline.data.text import lines_of, lines_ready
+
+    if source:
+        lines = list(lines_of(source))
+        with sentences_bar(len(lines)) as advance:
+            yield lines, translator.translate(lines, advance)
+    elif sys.stdin is None:
+        raise UserError("stdin is closed: pipe sentences into leadline translate, or name a file with --input")
+    else:
+        for chunk in lines_ready(sys.stdin.buffer):  # type: ignore[arg-type]  # has read1, which its type does not say
+            yield chunk, translator.translate(chunk)
