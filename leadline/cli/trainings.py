@@ -107,7 +107,7 @@ def train(
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
         loop.resume(folder, on_step) if resume else loop.train(config, folder, on_step)
     rows = runs.read_metrics(folder)
-    last = next((row for row in reversed(rows) if "valid_nll" in row), {})
+    last: dict[str, Any] = next((row for row in reversed(rows) if "valid_nll" in row), {})
     best = checkpoint.best(folder)
     if as_json:
         print_json({"run": str(folder), "best_checkpoint": best, **last})
