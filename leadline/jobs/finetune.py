@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from leadline import config as configuration
-from leadline import recipes
+from leadline import recipes, tasks
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError, nearest
@@ -26,7 +26,6 @@ from leadline.files import write_json
 from leadline.jobs.engine import execute
 from leadline.jobs.grid import Grid, Setting, SettingScores
 from leadline.jobs.job import Job, tell_stale
-from leadline.tasks import Classification
 from leadline.training import checkpoint
 from leadline.training import run as runs
 from leadline.training.events import Event
@@ -124,8 +123,8 @@ def finetune(
     for note in store.notes:
         on_event("", Event("message", 0, 0, {}, note))
     base = fitted(base, store, settings).set(train={"start_checkpoint": name})
-    task = Classification(base, store)  # mistakes come to light before anything is trained
-    cut = {split: task.examples(split).cut for split in store.manifest["splits"]}
+    task = tasks.find(base.task)(base, store)  # mistakes come to light before anything is trained
+    cut = {split: int(task.read(split).facts["cut"]) for split in store.manifest["splits"]}
     start = checkpoint.fingerprint(weights)
     planned = {(s, seed): job(base, s, seed, store, start) for s in settings for seed in range(1, seeds + 1)}
     tell_stale(list(planned.values()), out / "runs", on_event)

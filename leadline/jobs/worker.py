@@ -76,13 +76,10 @@ def _job(folder: Path) -> dict[str, Any]:
 
 def _translated(folder: Path, score: int, samples: Sequence[str]) -> dict[str, Any]:
     """What a translation makes of test sentences and of some others."""
-    from leadline.tasks import Translation
     from leadline.training.trained import load
 
     trained = load(folder, "last")
-    task = trained.task()
-    assert isinstance(task, Translation)
-    scores = task.score(trained.model, "test", score) if score else {}
+    scores = trained.task().scores(trained.model, "test", score) if score else {}
     return {f"test_{key}": value for key, value in scores.items()} | {"translations": trained.translate(samples)}
 
 
