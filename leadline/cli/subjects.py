@@ -25,6 +25,7 @@ from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.probe import Subject
 from leadline.errors import UserError
 from leadline.model import Transformer
+from leadline.model.init import base_of
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
 from leadline.training.trained import load
@@ -80,7 +81,9 @@ def of_config(config: Config, model: Transformer | None = None, progress: Progre
     def loss(output: torch.Tensor, batch: Any) -> torch.Tensor:
         return task.loss_of_hidden(model, output, batch, batch.count)
 
-    return Subject(model, batches, loss, optim.optimizer(config.optim, model), fresh, task.hidden)
+    start = base_of(config.model)
+    optimizer = optim.optimizer(config.optim, model)
+    return Subject(model, batches, loss, optimizer, fresh, task.hidden, config.data.source, start)
 
 
 def _of_run(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from leadline.diagnose.faults import Finding
-from leadline.diagnose.inspection import Inspection, load
+from leadline.diagnose.inspection import STARTS, Inspection, load
 from leadline.diagnose.record import QUANTITIES, Record
 from leadline.diagnose.structure import Connection
 from leadline.diagnose.verdict import COLLAPSE_AFTER, STEPS, Verdict
@@ -91,7 +91,7 @@ def test_the_verdict_comes_first_then_why_then_what_to_change() -> None:
     assert "the probability of learning is 0.20" in answer.paragraphs[1]
     assert why == Words("Why", ["Tokens: become alike."])
     assert isinstance(change, Words)
-    assert list(change.paragraphs) == ["1. warm up", "2. lower the rate", "The first layer that moves is layers.0."]
+    assert list(change.paragraphs) == ["1. warm up", "2. lower the rate", f"The trouble starts at layers.0, {STARTS}."]
     assert not any(isinstance(section, Words) for section in rest)
 
 
