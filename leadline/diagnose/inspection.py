@@ -16,8 +16,6 @@ from leadline.diagnose.verdict import Verdict, longest_warmup
 from leadline.errors import UserError
 from leadline.files import write_json
 
-STARTS = "from the input on the first residual connection that one step changes strongly"
-
 
 @dataclass(frozen=True)
 class Inspection:
@@ -73,7 +71,7 @@ def lines(inspection: Inspection) -> list[str]:
     said += [f"  {fitted.hint(v.outside)}"] if v.outside else []
     said += [f"  because {line}" for line in v.evidence]
     if not v.trains:
-        said.append(f"  the trouble starts at {v.where}, {STARTS}")
+        said.append(f"  in the first step the residual stream changes most from {v.where} on")
     for f in inspection.findings:
         more = f" ({f.places} places)" if f.places > 1 else ""
         said.append(f"  {'wrong' if f.severity == 'fault' else 'note'}: {f.where}{more}: {f.message}")

@@ -13,7 +13,7 @@ import pytest
 
 from leadline.diagnose import verdict as verdicts
 from leadline.diagnose.faults import Finding
-from leadline.diagnose.inspection import STARTS, Inspection, lines
+from leadline.diagnose.inspection import Inspection, lines
 from leadline.diagnose.record import Record
 from leadline.diagnose.structure import Connection
 from leadline.diagnose.verdict import (
@@ -475,7 +475,7 @@ def test_the_lines_begin_with_the_answer_and_end_with_what_to_do(numbers: None) 
     said = said_of(v, Finding(FAULT.name, FAULT.where, FAULT.message, places=3), NOTE)
     assert said[0] == f"my model: {v.answer}"
     assert said[1].startswith("  at lr 0.002, warm-up 0: does not train (probability of learning 0.")
-    assert f"  the trouble starts at {v.where}, {STARTS}" in said
+    assert f"  in the first step the residual stream changes most from {v.where} on" in said
     assert f"  wrong: layers.1 (3 places): {FAULT.message}" in said
     assert f"  note: layers: {NOTE.message}" in said
     assert [line for line in said if line.startswith("  to do: ")] == [f"  to do: {line}" for line in v.remedies]
@@ -486,7 +486,7 @@ def test_the_lines_begin_with_the_answer_and_end_with_what_to_do(numbers: None) 
 def test_a_model_that_trains_has_no_place_where_trouble_starts(numbers: None) -> None:
     said = said_of(judge(PRE, [], before(), {1e-3: at(0)}, 1e-3))
     assert "trains" in said[1]
-    assert not any("starts at" in line or "to do" in line for line in said)
+    assert not any("changes most" in line or "to do" in line for line in said)
 
 
 def test_outside_what_it_was_fitted_on_stands_below_the_answer(numbers: None) -> None:
