@@ -38,10 +38,15 @@ def train(
     return _run(folder, runs.absolute(config), on_step, progress)
 
 
-def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: Progress | None = None) -> Path:
-    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped."""
+def resume(
+    folder: str | Path, on_step: Sequence[OnStep] = (), progress: Progress | None = None, allow_code: bool = False
+) -> Path:
+    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped.
+
+    allow_code: also where the run names a placement of somebody's own, which is imported.
+    """
     folder = Path(folder)
-    return _run(folder, runs.load_config(folder), on_step, progress)
+    return _run(folder, runs.load_config(folder, allow_code), on_step, progress)
 
 
 def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Progress | None) -> Path:
@@ -129,7 +134,8 @@ def _restore(setup: Setup) -> State:
 def _start_from(setup: Setup, run: Path, which: str) -> None:
     """The weights of a run, but for what is new in this one."""
     name, weights = checkpoint.choose(run, which)
-    new = setup.task.start_from(setup.model, runs.load_config(run), weights)
+    before = runs.load_config(run, allow_code=True)  # it is only read: this run's own placement is the one imported
+    new = setup.task.start_from(setup.model, before, weights)
     checkpoint.restore_part(setup.model, weights, f"checkpoint {name} of {run}", new)
     setup.step.restored()
 

@@ -54,10 +54,22 @@ def absolute(config: Config) -> Config:
     return config
 
 
-def load_config(folder: Path) -> Config:
+def load_config(folder: Path, allow_code: bool = False) -> Config:
+    """The config of a run; one that names code to import only where that is allowed."""
     if not (folder / "config.toml").exists():
         raise UserError(f"{folder} is not a run: it has no config.toml")
-    return configuration.load(folder / "config.toml")
+    config = configuration.load(folder / "config.toml")
+    require_permission(config, folder, allow_code)
+    return config
+
+
+def require_permission(config: Config, folder: Path, allow_code: bool) -> None:
+    """A folder may come from anybody: code that it names is imported only where the user has said so."""
+    if ":" in config.model.placement and not allow_code:
+        raise UserError(
+            f"{folder} names code to import, model.placement={config.model.placement!r}: if you trust it, allow that "
+            "with --allow-code (in Python allow_code=True)"
+        )
 
 
 def labels_of(folder: Path) -> list[str] | None:
