@@ -290,8 +290,6 @@ def test_the_command_line_there_and_back(leadline: Callable[..., Any], tmp_path:
     assert (back.code, back.out) == (0, f"{tmp_path}/back: checkpoint 00000000 of {tmp_path}/run as BertModel\n")
     assert leadline("export", tmp_path / "run", tmp_path / "back").err.endswith("is not empty: choose another folder\n")
     assert leadline("import", tmp_path / "theirs", tmp_path / "run").code == 2
-    evaluated = leadline("evaluate", tmp_path / "run")
-    assert (evaluated.code, "is not a source" in evaluated.err) == (2, True)
 
 
 def test_an_imported_run_is_fine_tuned_and_exported_with_its_labels(
