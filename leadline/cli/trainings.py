@@ -135,16 +135,11 @@ def evaluate(
         task = trained.task(progress)
     tell(task.store.notes)
     split = split or ("test" if "test" in task.store.manifest["splits"] else "valid")
-    found = task.evaluate(trained.model, split)
+    scores = task.evaluate(trained.model, split)
     if isinstance(task, Translation):
         with sentences_bar(len(task.store.sentences(split)) if split != "train" else 0) as advance:
-            found |= task.score(trained.model, split, on_translated=advance)
-    found = {"run": str(run), "split": split, "checkpoint": trained.checkpoint} | found
-    if as_json:
-        print_json(found)
-    else:
-        for key, value in found.items():
-            answer.print(f"{key:<26}{number(value, 4)}", soft_wrap=True)
+            scores |= task.score(trained.model, split, on_translated=advance)
+    _print_facts({"run": str(run), "split": split, "checkpoint": trained.checkpoint} | scores, as_json)
 
 
 @app.command()
@@ -172,14 +167,52 @@ def translate(
 
 def _translations(translator: Any, source: Path | None) -> Iterator[tuple[list[str], list[str]]]:
     """Lines and their translations: a file's all at once, those of stdin as they come."""
-    from leadline.data.text import lines_of, lines_ready
+    from leadline.data.text import lines_of
 
     if source:
         lines = list(lines_of(source))
         with sentences_bar(len(lines)) as advance:
             yield lines, translator.translate(lines, advance)
-    elif sys.stdin is None:
-        raise UserError("stdin is closed: pipe sentences into leadline translate, or name a file with --input")
     else:
-        for chunk in lines_ready(sys.stdin.buffer):  # type: ignore[arg-type]  # has read1, which its type does not say
+        for chunk in _stdin():
             yield chunk, translator.translate(chunk)
+
+
+@app.command()
+def score(
+    hypotheses: Annotated[Path, typer.Argument(metavar="HYP", help="A file of translations, one a line; -: stdin.")],
+    references: Annotated[Path, typer.Argument(metavar="REF", help="A file of what they should be, line by line.")],
+    language: Annotated[
+        str, typer.Option("--lang", help="The language of both: zh, ja and ko have a tokenizer of their own.")
+    ] = "",
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without regard to case.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Score a file of translations against a reference: sacreBLEU and chrF, with their signatures."""
+    from leadline.data.text import lines_of
+    from leadline.scores import bleu_and_chrf
+
+    outputs = [line for chunk in _stdin() for line in chunk] if str(hypotheses) == "-" else list(lines_of(hypotheses))
+    expected = list(lines_of(references))
+    if len(outputs) != len(expected):
+        counts = f"{hypotheses} has {len(outputs):,} lines and {references} {len(expected):,}"
+        raise UserError(f"{counts}: they are compared line by line, so give files of the same length")
+    if not outputs:
+        raise UserError(f"{hypotheses} and {references} are empty: there is nothing to score")
+    _print_facts({"sentences": len(outputs)} | bleu_and_chrf(outputs, expected, lowercase, language), as_json)
+
+
+def _print_facts(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    for key, value in facts.items():
+        answer.print(f"{key:<26}{number(value, 4)}", soft_wrap=True)
+
+
+def _stdin() -> Iterator[list[str]]:
+    from leadline.data.text import lines_ready
+
+    if sys.stdin is None:
+        raise UserError("stdin is closed: pipe lines into this command, or name a file")
+    return lines_ready(sys.stdin.buffer)  # type: ignore[arg-type]  # has read1, which its type does not say
