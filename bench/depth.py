@@ -31,7 +31,8 @@ from bench.workload import Size as Workload
 from leadline import config as configuration
 from leadline import recipes
 from leadline.config import Config
-from leadline.data.store import Split, Store, prepare
+from leadline.data.parallel import Split
+from leadline.data.store import Store, prepare
 from leadline.data.tokenizer import EOS
 from leadline.jobs.engine import Job, execute
 from leadline.model import Transformer

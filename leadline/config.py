@@ -1,21 +1,20 @@
-"""What to run: frozen dataclasses, one TOML file, and one strict override for `--set a.b=c`.
+"""What to run: every key is declared once, here, with its default. Nothing else in the package reads options.
 
-Every key is declared once, here, with its default; an unknown key or a value of the wrong kind is an error
-that names the nearest right one. Nothing else in the package reads options from anywhere.
+How they are read from TOML and from `--set a.b=c`, and written: leadline.options.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import tomllib
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from leadline.errors import UserError, nearest
+from leadline import options
+from leadline.errors import UserError
+from leadline.options import to_dict
+from leadline.options import to_toml as to_toml
 
 
 def added(default: Any, neutral: Any) -> Any:
@@ -129,13 +128,15 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
             raise UserError(f"optim.lr must be a number above 0, not {self.lr}")
-        for name in ("warmup", "clip", "weight_decay", "momentum", "eps"):
+        for name in ("warmup", "clip", "weight_decay", "momentum", "eps", "decay_factor"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"optim.{name} must be 0 or more, not {getattr(self, name)}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optim.betas must each be at least 0 and below 1, not {self.betas}")
         if self.hold < 1:
             raise UserError(f"optim.hold must be at least 1, not {self.hold}")
+        if min(self.decay_at, default=1) < 1 or list(self.decay_at) != sorted(set(self.decay_at)):
+            raise UserError(f"optim.decay_at must be numbers from 1 on, each above the one before, not {self.decay_at}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +205,8 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         if self.beam < 1 or self.batch_tokens < 1 or self.max_ratio <= 0:
             raise UserError("decode.beam and decode.batch_tokens must be at least 1, decode.max_ratio above 0")
+        if not (self.max_ratio <= 1000 and 0 <= self.length_penalty <= 1000):
+            raise UserError("decode.max_ratio and decode.length_penalty must be at most 1000, the penalty at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,26 +223,7 @@ class Config:
 
     def set(self, **sections: dict[str, Any]) -> Config:
         """A copy with some keys changed: `config.set(optim={"lr": 1e-3}, train={"seed": 2})`."""
-        return from_dict(_merge(to_dict(self), sections))
-
-
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in changes.items():
-        merged[key] = _merge(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
-    return merged
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    return {
-        f.name: to_dict(value)
-        if dataclasses.is_dataclass(value)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for f in dataclasses.fields(config)
-        for value in [getattr(config, f.name)]
-    }
+        return from_dict(options.merge(to_dict(self), sections))
 
 
 PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
@@ -264,118 +248,19 @@ def settings(config: Config) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any], kind: type = Config, where: str = "") -> Any:
     """Strictly: unknown keys and values of the wrong kind raise."""
-    hints = typing.get_type_hints(kind)
-    known = [f.name for f in dataclasses.fields(kind)]
-    arguments = {}
-    for key, value in values.items():
-        if key not in known:
-            raise UserError(f"there is no key {where + key!r}: {nearest(key, known)}")
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, dict):
-                raise UserError(
-                    f"{where + key} is a section, not a value: set one of its keys, such as {where + key}."
-                    f"{dataclasses.fields(hints[key])[0].name}"
-                )
-            arguments[key] = from_dict(value, hints[key], f"{where}{key}.")
-        else:
-            arguments[key] = _checked(value, hints[key], where + key)
-    return kind(**arguments)
-
-
-def _checked(value: Any, hint: Any, key: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        if value not in args:
-            raise UserError(f"{key} cannot be {value!r}: {nearest(str(value), args)}")
-        return value
-    if origin is tuple:
-        items = list(value) if isinstance(value, list | tuple) else [value]
-        if args[-1] is not Ellipsis and len(items) != len(args):
-            raise UserError(f"{key} needs {len(args)} numbers, not {value!r}")
-        return tuple(_checked(item, args[0], key) for item in items)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if hint is int and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if type(value) is not hint:
-        raise UserError(f"{key} must be {_KINDS[hint]}, not {value!r}")
-    return value
-
-
-_KINDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return options.from_dict(values, kind, where)
 
 
 def override(config: Config, assignments: list[str]) -> Config:
     """Apply `--set section.key=value` strings, each read as the kind its key declares."""
-    values = to_dict(config)
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        if not equals:
-            raise UserError(f"--set {assignment!r} has no '=': write it as --set optim.lr=1e-3")
-        section, hint = values, typing.cast(Any, Config)
-        *parents, key = path.strip().split(".")
-        for i, name in enumerate([*parents, key]):
-            hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
-            if name not in hints:
-                choices = _all_keys() if i == 0 or not hints else [".".join([*parents[:i], k]) for k in hints]
-                raise UserError(f"there is no key {path!r}: {nearest(path, choices)}")
-            hint = hints[name]
-            if i < len(parents):
-                section = section[name]
-        section[key] = _parsed(text.strip(), hint)
-    return from_dict(values)
-
-
-def _all_keys() -> list[str]:
-    return [
-        f"{s}.{k}" if isinstance(v, dict) else s
-        for s, v in to_dict(Config()).items()
-        for k in (v if isinstance(v, dict) else [""])
-    ]
-
-
-def _parsed(text: str, hint: Any) -> Any:
-    if hint is str or typing.get_origin(hint) is Literal:
-        return text
-    if typing.get_origin(hint) is tuple:
-        return [
-            _parsed(item.strip(), typing.get_args(hint)[0]) for item in text.strip("[]()").split(",") if item.strip()
-        ]
-    if hint is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    try:
-        return float(text) if hint is float else int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-
-def to_toml(config: Config) -> str:
-    """Values are written as JSON, which TOML reads the same, but for one character."""
-
-    def line(key: str, value: Any) -> str:
-        return f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
-
-    values = to_dict(config)
-    lines = [line(key, value) for key, value in values.items() if not isinstance(value, dict)]
-    for section, entries in values.items():
-        if isinstance(entries, dict):
-            lines += ["", f"[{section}]", *(line(key, value) for key, value in entries.items())]
-    return "\n".join(lines) + "\n"
+    return from_dict(options.assigned(to_dict(config), assignments, Config))
 
 
 def load(path: Path) -> Config:
-    try:
-        return from_dict(_renamed(tomllib.loads(path.read_text(encoding="utf-8"))))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a TOML file: {error}") from None
+    return from_dict(renamed(options.read_toml(path)))
 
 
-def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+def renamed(values: dict[str, Any]) -> dict[str, Any]:
     """Files of earlier versions: what a key was called, under the name it has now."""
     model = values.get("model")
     if isinstance(model, dict) and (before := model.pop("attention_init", None)):

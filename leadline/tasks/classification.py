@@ -21,7 +21,8 @@ from torch import Tensor
 from leadline import config as configuration
 from leadline.config import Config
 from leadline.data import batching
-from leadline.data.store import Split, Store
+from leadline.data.parallel import Split
+from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.kernels.cross_entropy import cross_entropy
 from leadline.kernels.pack import Pack, pack_alone

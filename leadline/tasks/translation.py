@@ -18,7 +18,8 @@ from torch import Tensor
 from leadline import config as configuration
 from leadline.config import Config
 from leadline.data import batching
-from leadline.data.store import Flat, Split, Store
+from leadline.data.parallel import Flat, Split
+from leadline.data.store import Store
 from leadline.data.tokenizer import BOS, EOS, PAD
 from leadline.errors import UserError
 from leadline.kernels.pack import Pack, group_sizes, pack_flat

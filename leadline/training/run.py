@@ -27,6 +27,7 @@ import leadline
 from leadline import config as configuration
 from leadline import machine
 from leadline.config import Config
+from leadline.data.sources import parse
 from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.files import to_json, write_json
@@ -45,9 +46,7 @@ def require_new(folder: Path) -> None:
 
 def absolute(config: Config) -> Config:
     """A folder named relative to here must be found from anywhere."""
-    kind, _, rest = config.data.source.partition(":")
-    if kind in ("text", "documents", "table", "prepared"):
-        config = config.set(data={"source": f"{kind}:{Path(rest).expanduser().absolute()}"})
+    config = config.set(data={"source": str(parse(config.data.source).absolute())})
     if config.data.vocabulary:
         config = config.set(data={"vocabulary": str(Path(config.data.vocabulary).expanduser().absolute())})
     if config.train.start:

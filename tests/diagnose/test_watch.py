@@ -20,7 +20,8 @@ from leadline import config as configuration
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.store import Store, prepare
-from leadline.diagnose.watch import ENOUGH, REMEMBERED, Watch, connections_of, groups_of
+from leadline.diagnose.stream import connections_of
+from leadline.diagnose.watch import ENOUGH, REMEMBERED, Watch, groups_of
 from leadline.errors import Diverged
 from leadline.kernels.pack import pack_one
 from leadline.model import Transformer

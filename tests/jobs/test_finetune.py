@@ -264,12 +264,12 @@ def test_a_translation_run_cannot_be_fine_tuned(finished: Path, leadline: Callab
 @pytest.mark.parametrize("task", ["mrpc", "rte"])
 def test_glue_s_files_have_the_columns_of_the_recipes(task: str) -> None:
     from leadline import recipes
-    from leadline.data.tables import open_examples
+    from leadline.data.sources import open_source
 
     folder = Path(__file__).parents[2] / "shared" / "data" / task
     if not folder.exists():
         pytest.skip("these files are not part of the repository")
-    source = open_examples(recipes.find(task).set(data={"source": f"table:{folder}"}).data)
+    source = open_source(recipes.find(task).set(data={"source": f"table:{folder}"}).data)
     sizes = {split: len(list(source.examples(split))) for split in source.splits()}
     assert sizes == {"mrpc": {"train": 3668, "valid": 408, "test": 1725}, "rte": {"train": 2490, "valid": 277}}[task]
 

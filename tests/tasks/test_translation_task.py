@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.config import Config
-from leadline.data import batching
-from leadline.data import store as data_store
+from leadline.data import batching, parallel
 from leadline.data.sources import open_source
 from leadline.data.store import Store, prepare
 from leadline.data.tokenizer import BOS, EOS, PAD
@@ -103,8 +102,8 @@ def everything_in(value: object) -> list[object]:
 
 @pytest.mark.parametrize("shard_tokens", [1 << 24, 100], ids=["one shard", "several shards"])
 def test_collate_equals_its_form_of_one_sentence_at_a_time(config, tmp_path, monkeypatch, shard_tokens: int) -> None:
-    monkeypatch.setattr(data_store, "SHARD_TOKENS", shard_tokens)
-    monkeypatch.setattr(data_store, "CHUNK", 4)
+    monkeypatch.setattr(parallel, "SHARD_TOKENS", shard_tokens)
+    monkeypatch.setattr(parallel, "CHUNK", 4)
     store = Store(prepare(config.data, tmp_path / "data"))
     task, split = Translation(config, store), store.split("train")
     assert (len(split.tokens) > 3) == (shard_tokens == 100)
