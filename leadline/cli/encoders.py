@@ -46,7 +46,7 @@ def finetune_command(
     assignments: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a pre-trained run to classify: mean and 95 % interval over seeds; start it again to go on with it."""
+    """Fine-tune a pre-trained run to classify text: mean and 95 % interval over seeds; start it again to resume."""
     from leadline.jobs import finetune as tuning
 
     if metric not in tuning.METRICS:

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from leadline import recipes
 from leadline.cli.app import (
     Device,
     Json,
     RunFolder,
     Set,
+    SetDecode,
     Which,
     app,
     config_of,
@@ -75,15 +75,15 @@ def demo(
 @app.command()
 def train(
     what: Annotated[
-        str | None, typer.Argument(help=f"A recipe ({', '.join(recipes.RECIPES)}) or a config.toml.")
+        str | None, typer.Argument(help="A recipe (leadline recipes lists them) or the path of a config.toml.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/RECIPE-DATE if not given.")] = None,
     assignments: Set = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
-    watch: Annotated[int, typer.Option(help="Log every layer's norms each K updates, with an alarm; 0: do not.")] = 0,
+    resume: Annotated[Path | None, typer.Option(help="Resume this run.")] = None,
+    watch: Annotated[int, typer.Option(help="Log every layer's norms each K updates, with an alarm; 0: off.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Train a model into a run folder, or go on with one: leadline train --resume RUN."""
+    """Train a model into a run folder, or resume one: leadline train --resume RUN."""
     from leadline.data.store import Store, prepare
     from leadline.diagnose.watch import Watch
     from leadline.placement import find
@@ -123,11 +123,11 @@ def evaluate(
     run: RunFolder,
     split: Annotated[str | None, typer.Option(help="valid or test; test if not given, where there is one.")] = None,
     which: Which = "best",
-    assignments: Set = None,
+    assignments: SetDecode = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """What a run has learnt: its loss, and of a translation sacreBLEU and chrF with the signatures to compare by."""
+    """Evaluate a run: its loss, and for a translator sacreBLEU and chrF with their signatures."""
     from leadline.tasks import Translation
 
     trained = load_run(run, which, device, assignments)
@@ -150,11 +150,11 @@ def translate(
     ] = None,
     target: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; stdout if not given.")] = None,
     which: Which = "best",
-    assignments: Set = None,
+    assignments: SetDecode = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Translate line by line: stdin to stdout as it comes, or a file."""
+    """Translate line by line: a file, or stdin as it comes."""
     translator = load_run(run, which, device, assignments).translator()
     with written(target) if target else contextlib.nullcontext(sys.stdout) as out:
         for asked, translated in _translations(translator, source):
