@@ -137,7 +137,8 @@ def reproduce(
     """Reproduce the papers' figures and tables by name, on your data; start it again to resume."""
     from leadline import reproduce as figures
     from leadline.jobs.cluster import runner
-    from leadline.reproduce.figure import Chosen, overview
+    from leadline.reproduce.figure import Chosen
+    from leadline.reproduce.showing import overview
 
     known = list(figures.FIGURES)
     if what == "list":
@@ -176,7 +177,7 @@ def _figure(
     name: str, scale: str, base: Config, seeds: int, chosen: Any, at_once: int, out: Path, quiet: bool, execute: Any
 ) -> Any:
     from leadline.reproduce import FIGURES
-    from leadline.reproduce.figure import reproduce as run
+    from leadline.reproduce.making import reproduce as run
 
     figure = FIGURES[name]
     with counting("texts") as progress, TrainingView() as view:

@@ -84,6 +84,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model into a run folder, or resume one: leadline train --resume RUN."""
+    from leadline import tasks
     from leadline.data.store import Store, prepare
     from leadline.diagnose.watch import Watch
     from leadline.placement import find
@@ -106,15 +107,16 @@ def train(
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
         loop.resume(folder, on_step) if resume else loop.train(config, folder, on_step)
     rows = runs.read_metrics(folder)
-    last = next((row for row in reversed(rows) if "valid_nll" in row), {})
+    last: dict[str, Any] = next((row for row in reversed(rows) if "valid_nll" in row), {})
     best = checkpoint.best(folder)
     if as_json:
         print_json({"run": str(folder), "best_checkpoint": best, **last})
     else:
-        unit = "an example" if config.task == "classification" else "a token"
-        found = f"valid loss {last['valid_nll']:.4f} nats {unit}, best checkpoint {best}" if last else "not evaluated"
+        task = tasks.find(config.task)
+        loss = f"{last['valid_nll']:.4f} nats {task.unit}" if last else ""
+        found = f"valid loss {loss}, best checkpoint {best}" if last else "not evaluated"
         answer.print(f"{folder}: {found}", soft_wrap=True, markup=False)
-        uses = f", or echo … | leadline translate {folder}" if config.task == "translation" else ""
+        uses = "".join(f", or echo … | leadline {command} {folder}" for command in task.commands)
         answer.print(f"next: leadline evaluate {folder}{uses}", soft_wrap=True)
 
 
@@ -128,17 +130,15 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate a run: its loss, and for a translator sacreBLEU and chrF with their signatures."""
-    from leadline.tasks import Translation
-
     trained = load_run(run, which, device, assignments)
     with counting(counted(trained.config)) as progress:
         task = trained.task(progress)
     tell(task.store.notes)
     split = split or ("test" if "test" in task.store.manifest["splits"] else "valid")
     scores = task.evaluate(trained.model, split)
-    if isinstance(task, Translation):
-        with sentences_bar(len(task.store.sentences(split)) if split != "train" else 0) as advance:
-            scores |= task.score(trained.model, split, on_translated=advance)
+    if sentences := task.scored(split):
+        with sentences_bar(sentences) as advance:
+            scores |= task.scores(trained.model, split, on_done=advance)
     _print_facts({"run": str(run), "split": split, "checkpoint": trained.checkpoint} | scores, as_json)
 
 
