@@ -100,8 +100,19 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.vocab_size < 8 or self.size < 1 or self.holdout < 0:
             raise UserError("data.vocab_size must be at least 8, data.size 1 and data.holdout 0")
+        for name, most in (("vocab_size", 1_000_000), ("size", 10_000_000)):
+            if getattr(self, name) > most:
+                raise UserError(f"data.{name} can be {most:,} at most, not {getattr(self, name):,}")
         if self.valid_every < 2:
             raise UserError(f"data.valid_every must be at least 2, not {self.valid_every}")
+        if self.seed < 0:
+            raise UserError(f"data.seed must be 0 or more, not {self.seed}")
+        for name in ("source", "source_lang", "target_lang", "vocabulary"):
+            if "\0" in getattr(self, name):
+                raise UserError(f"data.{name}={getattr(self, name)!r} cannot contain a NUL character")
+        for name in ("source_lang", "target_lang"):
+            if "/" in getattr(self, name):
+                raise UserError(f"data.{name}={getattr(self, name)!r} is not a language: give a code such as de")
 
 
 @dataclass(frozen=True, kw_only=True)

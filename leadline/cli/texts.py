@@ -75,3 +75,17 @@ def data_show(
             answer.print(line, soft_wrap=True)
             answer.print("    " + " ".join(pieces), style="dim", soft_wrap=True)
         answer.print()
+
+
+@data.command("check")
+def data_check(folder: Annotated[Path, typer.Argument(help="Prepared data.")], as_json: Json = False) -> None:
+    """Read prepared data again and compare every file with its hash; exit code 2 if one is damaged."""
+    from leadline.data import manifest
+
+    facts = manifest.read(folder)
+    manifest.check(folder, facts, again=True)
+    files = len(facts["sha256"])
+    if as_json:
+        print_json({"folder": str(folder), "files": files, "whole": True})
+    else:
+        answer.print(f"{folder}: {files} files, all as they were prepared", soft_wrap=True)

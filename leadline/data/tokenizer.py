@@ -27,6 +27,7 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 BERT_SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]  # of documents; the first four as above
 ALPHABET = 1000  # characters of documents that are tokens
+LONG_WORD = 1000  # characters; learning from a word takes the library time that grows with the square of its length
 
 
 def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> BPE:
@@ -55,7 +56,7 @@ def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> 
         bpe.pre_tokenizer = pre_tokenizers.Sequence(steps) if apart else words
         bpe.decoder = decoders.Metaspace()
         trainer = trainers.BpeTrainer(**options)
-    bpe.train_from_iterator(lines, trainer)
+    bpe.train_from_iterator(map(_learnable, lines), trainer)
     if bpe.get_vocab_size() < config.vocab_size:
         raise UserError(
             f"data.vocab_size={config.vocab_size} is too large for this corpus, which has only "
@@ -67,6 +68,17 @@ def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> 
             f"{bpe.get_vocab_size()}: set data.vocab_size above that"
         )
     return bpe
+
+
+def _learnable(line: str) -> str:
+    """Of a word that is too long its beginning, and its other characters once, so that they are known."""
+    if len(line) <= LONG_WORD:
+        return line
+    words = (
+        word if len(word) <= LONG_WORD else " ".join([word[:LONG_WORD], *sorted(set(word[LONG_WORD:]))])
+        for word in line.split(" ")
+    )
+    return " ".join(words)
 
 
 def _alphabet(lines: Iterable[str]) -> list[str]:
@@ -89,8 +101,10 @@ class Tokenizer:
     def load(cls, path: Path, config: DataConfig) -> Tokenizer:
         try:
             return cls(BPE.from_file(str(path)), config)
-        except Exception as error:  # the library raises nothing more specific
-            raise UserError(f"{path} is not a tokenizer: {error}") from None
+        except BaseException as error:  # the library raises nothing more specific, and panics on some files
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            raise UserError(f"{path} is not a tokenizer: {str(error)[:200]}") from None
 
     @property
     def vocab_size(self) -> int:

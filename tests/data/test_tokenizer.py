@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer as StandardTokenizer
 
 from leadline.config import DataConfig
+from leadline.data import tokenizer as tokenizers
 from leadline.data.tokenizer import BERT_SPECIAL, BOS, EOS, PAD, SPECIAL, UNK, Tokenizer, clean, learn
 from leadline.errors import UserError
 
@@ -176,3 +177,14 @@ def test_documents_give_the_same_vocabulary_every_time_and_rare_characters_are_u
     encode = Tokenizer(one, config).encode
     assert encode([rare[-1]], "en")[0][-1] == UNK
     assert UNK not in encode(["the mat"], "en")[0]
+
+
+def test_a_word_that_never_ends_is_learnt_from_by_its_beginning() -> None:
+    """The library's time grows with the square of a word's length: this one would take it minutes."""
+    word = "".join(random.Random(0).choices("abcdefgh", k=500_000)) + "xyz"
+    config = DataConfig(vocab_size=60)
+    found = Tokenizer(learn([f"ab {word} cd", "ab cd ef"], config), config)
+    assert found.decode(found.encode([word], "en")) == [word]
+    assert max(map(len, tokenizers._learnable(f"ab {word} cd").split(" "))) == tokenizers.LONG_WORD
+    line = "ab  cd " * 1000
+    assert tokenizers._learnable(line) == line
