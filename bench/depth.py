@@ -34,7 +34,8 @@ from leadline.config import Config
 from leadline.data.parallel import Split
 from leadline.data.store import Store, prepare
 from leadline.data.tokenizer import EOS
-from leadline.jobs.engine import Job, execute
+from leadline.jobs.engine import execute
+from leadline.jobs.job import Job
 from leadline.model import Transformer
 from leadline.tasks.translation import collate
 from leadline.training import checkpoint
