@@ -83,8 +83,9 @@ class DataConfig:
     source: str = "builtin:numerals"  # builtin:NAME, text:FOLDER, hf:NAME, documents:PATH, table:PATH, prepared:FOLDER
     source_lang: str = "de"  # the language to translate from: the ending of its files
     target_lang: str = "en"  # the language to translate into
-    # raw: as it is; moses_normalize: normalise its punctuation; moses: tokenise it too; tokenized: it is already
-    text: Literal["raw", "moses_normalize", "moses", "tokenized"] = "raw"
+    # raw: as it is; moses_normalize: normalise its punctuation; moses: tokenise it too; tokenized: it is already;
+    # auto: tokenized or raw, as its first lines look
+    text: Literal["raw", "moses_normalize", "moses", "tokenized", "auto"] = "raw"
     lowercase: bool = False  # put all text in lower case first
     # how the vocabulary is learnt; WordPiece is learnt with some chance: a few tokens may differ
     tokenizer: Literal["bpe", "wordpiece"] = "bpe"
@@ -93,7 +94,7 @@ class DataConfig:
     first: str = "sentence1"  # tables: the column of the text
     second: str = "sentence2"  # tables: the column of the text that it is paired with; "": none
     label: str = "label"  # tables: the column to guess
-    size: int = 50000  # training pairs to generate, for builtin sources
+    size: int = 50000  # training pairs to generate, for builtin sources; text is always used whole
     holdout: int = 0  # pairs taken out of train for each of valid and test, where a folder has none
     valid_every: int = 200  # documents: one in so many is for validation
     seed: int = 0  # of what is generated or held out

@@ -77,7 +77,20 @@ def config_of(what: str, assignments: list[str] | None) -> Config:
             "under [optim]; leadline keys lists them"
         )
     config = configuration.load(path) if path.suffix == ".toml" or path.is_file() else recipes.find(what)
-    return configuration.override(config, assignments or [])
+    config = configuration.override(config, assignments or [])
+    if any(a.partition("=")[0].strip() == "data.size" for a in assignments or []):
+        _require_generated(config.data.source)
+    return config
+
+
+def _require_generated(source: str) -> None:
+    from leadline.data.sources import parse
+
+    if parse(source).place:
+        raise UserError(
+            f"--set data.size: it says how much a builtin source generates, and {source} is used whole: "
+            "give a shorter text (head -n) for less"
+        )
 
 
 def counted(config: Config) -> str:
@@ -96,9 +109,12 @@ def number(value: Any, digits: int) -> str:
 
 
 def load_run(run: Path, which: str, device: str | None, assignments: list[str] | None) -> Any:
+    from leadline.data.sources import parse
     from leadline.training.trained import load
 
     trained = load(run, which, device)
-    if bad := [a for a in assignments or [] if not a.startswith("decode.")]:
+    imported = parse(trained.config.data.source).kind == "imported"
+    allowed = ("decode.", "data.") if imported else ("decode.",)  # who imports a run brings the data
+    if bad := [a for a in assignments or [] if not a.startswith(allowed)]:
         raise UserError(f"--set {bad[0]}: a trained run can only change decode.* keys, such as decode.beam=5")
     return dataclasses.replace(trained, config=configuration.override(trained.config, assignments or []))

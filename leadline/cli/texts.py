@@ -31,7 +31,7 @@ def data_prepare(
 
     config = config_of(what, assignments)
     with counting(counted(config)) as progress:
-        store = Store(prepare(config.data, out, progress))
+        store = Store(prepare(config.data, out, progress), config.data)
     tell(store.notes)
     facts = {"folder": str(store.folder), "vocab_size": store.manifest["vocab_size"]}
     splits = store.manifest["splits"]
@@ -61,7 +61,7 @@ def data_show(
 
     config = config_of(what, assignments)
     with counting(counted(config)) as progress:
-        store = Store(prepare(config.data, progress=progress))
+        store = Store(prepare(config.data, progress=progress), config.data)
     tell(store.notes)
     shown = store.first(split, count)
     name = store.tokenizer.piece

@@ -133,6 +133,10 @@ def build(folder: Path, config: DataConfig, source: Documents, progress: Any) ->
     }
 
 
+def lines(source: Documents) -> Iterator[str]:
+    return (text for _, text in source.paragraphs())
+
+
 def _sample(source: Documents, config: DataConfig, found: Survey, progress: Any) -> Iterator[str]:
     """What the vocabulary is learnt on: paragraphs of train at equal distances."""
     distance = math.ceil(found.characters / LEARN_ON)

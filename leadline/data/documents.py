@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from leadline.config import DataConfig
 from leadline.data.remembered import fingerprint
 from leadline.data.text import LONGEST, lines_of
 from leadline.errors import UserError
@@ -24,6 +25,8 @@ _HEADING = re.compile(r"\s*(?:=\s*){2,}([^=]+?)(?:\s*=){2,}\s*")
 
 
 class Documents(Protocol):
+    config: DataConfig
+
     def fingerprint(self) -> str:
         """Changes when the text changes."""
 
@@ -32,10 +35,10 @@ class Documents(Protocol):
 
 
 class TextDocuments:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: DataConfig) -> None:
         if not path.exists():
             raise UserError(f"data.source: {path} does not exist: give a text file or a folder of them")
-        self.path = path
+        self.path, self.config = path, config
         inside = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
         self.files = inside if path.is_dir() else [path]
         if not self.files:

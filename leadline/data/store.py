@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,14 @@ from leadline.data.pairs import Pair
 from leadline.data.parallel import Split
 from leadline.data.remembered import cache_folder
 from leadline.data.sources import FORMS, parse
-from leadline.data.tokenizer import Tokenizer
+from leadline.data.tokenizer import Tokenizer, tokenisation
 from leadline.errors import UserError
 from leadline.files import sha256
+
+UNTOKENISED = (
+    "the text looks raw (punctuation is attached to words), and data.text=tokenized splits it at spaces only: "
+    "use data.text=raw or moses"
+)
 
 Progress = Callable[[str, int], None]  # what is being done, and how many more pairs are done
 
@@ -42,13 +48,15 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
     if source.kind == "prepared":
         manifests.read(source.path)
         return source.path
-    text = source.open(config)
+    text, form = source.open(config), FORMS[source.holds]
+    config = text.config
+    if config.text == "auto":
+        config = replace(config, text=tokenisation(form.lines(text)) or "raw")
     key = _key(config, source.holds, text.fingerprint())
     name = f"{config.source_lang}-{config.target_lang}" if source.holds == "pairs" else source.holds
     folder = out.resolve() if out else cache_folder() / f"{name}-{key[:16]}"
     if out and folder.exists() and not (folder / "manifest.json").exists() and not _is_empty_folder(folder):
         raise UserError(f"{folder} exists and is not prepared data: choose another folder")
-    form = FORMS[source.holds]
 
     def is_made() -> bool:
         try:
@@ -60,8 +68,11 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
             return False
 
     def fill(building: Path) -> None:
-        facts = form.build(building, config, text, progress)
-        manifests.write(building, {"key": key, "data": configuration.to_dict(config), "holds": source.holds, **facts})
+        facts = {"data": configuration.to_dict(config), "holds": source.holds}
+        facts |= form.build(building, config, text, progress)
+        if config.text == "tokenized" and tokenisation(form.lines(text)) == "raw":
+            facts["notes"] = [*facts.get("notes", []), UNTOKENISED]
+        manifests.write(building, {"key": key, **facts})
 
     if not is_made():
         make(folder, key, form.resumes, is_made, fill, progress)
@@ -107,11 +118,28 @@ def holds(source: str) -> str:
     return str(manifests.read(parsed.path)["holds"]) if parsed.kind == "prepared" else parsed.holds
 
 
+def _chosen(asked: DataConfig, data: DataConfig) -> list[str]:
+    """What the text itself has decided, a sentence each."""
+    if parse(asked.source).kind == "prepared":
+        return []
+    notes = []
+    if (asked.source_lang, asked.target_lang) != (data.source_lang, data.target_lang):
+        notes.append(
+            f"from {data.source_lang} to {data.target_lang}, the languages of the files: --set data.source_lang="
+            f"{data.target_lang} --set data.target_lang={data.source_lang} turns it round"
+        )
+    if asked.text == "auto":
+        looks = "tokenised" if data.text == "tokenized" else "raw"
+        notes.append(f"the text looks {looks}: data.text={data.text}")
+    return notes
+
+
 class Store:
     """A prepared folder, opened."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, asked: DataConfig | None = None) -> None:
+        """`asked`: what it was prepared for, if the notes shall say what was chosen."""
+        self.folder, self.asked = folder, asked
         self.manifest = manifests.read(folder)
         manifests.check(folder, self.manifest)
         self.data: DataConfig = configuration.from_dict(self.manifest["data"], DataConfig, "data.")
@@ -125,7 +153,8 @@ class Store:
     @property
     def notes(self) -> list[str]:
         """What people should know before they compare results, a sentence each: how the text was read, and its size."""
-        return [*self.manifest.get("notes", []), *published.compared(self.data, self.manifest["splits"])]
+        chosen = _chosen(self.asked, self.data) if self.asked else []
+        return [*chosen, *self.manifest.get("notes", []), *published.compared(self.data, self.manifest["splits"])]
 
     def split(self, name: str, kind: str = "pairs") -> Split:
         rows: Split = self._read(name, kind)

@@ -37,6 +37,8 @@ class Example(NamedTuple):
 
 
 class Examples(Protocol):
+    config: DataConfig
+
     def fingerprint(self) -> str:
         """Changes when the examples change."""
 

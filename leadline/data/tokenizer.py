@@ -8,13 +8,14 @@ split at spaces only. WordPiece always keeps punctuation apart, as BERT's does.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tokenizers import Tokenizer as BPE
@@ -28,6 +29,17 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 BERT_SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]  # of documents; the first four as above
 ALPHABET = 1000  # characters of documents that are tokens
 LONG_WORD = 1000  # characters; learning from a word takes the library time that grows with the square of its length
+
+
+_DETACHED = re.compile(r"\s[.,。，](?=\s|$)|&(?:apos|quot|amp|#91|#93);|@-@")
+_ATTACHED = re.compile(r"\w[.,。，](?=\s|$)")
+
+
+def tokenisation(lines: Iterable[str]) -> Literal["tokenized", "raw", ""]:
+    """How text looks by its first lines: with spaces before full stops and commas, or without; "" where it has none."""
+    some = list(itertools.islice(lines, 1000))
+    apart, attached = (sum(len(kind.findall(line)) for line in some) for kind in (_DETACHED, _ATTACHED))
+    return "tokenized" if apart > attached else "raw" if attached else ""
 
 
 def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> BPE:

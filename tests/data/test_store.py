@@ -359,3 +359,50 @@ def test_a_file_is_not_a_folder_to_prepare_into(corpus, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     assert "choose another folder" in refusal(corpus(), tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+class TestChoices:
+    """What the text itself decides is told, and is what the data says of itself."""
+
+    RAW = ("Das ist gut, sehr gut.", "That's good, very good.")
+    TOKENISED = ("das ist gut , sehr gut .", "that &apos;s good , very good .")
+
+    @pytest.fixture
+    def folder(self, write):
+        def _folder(pair: tuple[str, str], languages: tuple[str, str] = ("de", "en")) -> Path:
+            lines = {
+                language: [f"{text} {i}" for i in range(9)] for language, text in zip(languages, pair, strict=True)
+            }
+            return write({f"{s}.{language}": lines[language] for s in ("train", "valid") for language in languages})
+
+        return _folder
+
+    @pytest.mark.parametrize(
+        ("pair", "text"), [(RAW, "raw"), (TOKENISED, "tokenized"), (("das ist gut", "that is good"), "raw")]
+    )
+    def test_auto_is_what_the_text_looks_like(self, folder, pair: tuple[str, str], text: str) -> None:
+        asked = DataConfig(source=f"text:{folder(pair)}", text="auto", vocab_size=40)
+        opened = Store(prepare(asked), asked)
+        assert opened.data == dataclasses.replace(asked, text=text)
+        assert opened.notes == [f"the text looks {'tokenised' if text == 'tokenized' else 'raw'}: data.text={text}"]
+        assert prepare(dataclasses.replace(asked, text=text)) == opened.folder  # the same data as if it were said
+
+    def test_raw_text_that_is_said_to_be_tokenised_is_told(self, folder) -> None:
+        said = DataConfig(source=f"text:{folder(self.RAW)}", text="tokenized", vocab_size=40)
+        (note,) = Store(prepare(said), said).notes
+        assert note.startswith("the text looks raw")
+        assert "data.text=raw" in note
+        fitting = dataclasses.replace(said, source=f"text:{folder(self.TOKENISED)}")
+        assert Store(prepare(fitting), fitting).notes == []
+
+    def test_languages_of_the_folder_are_told_with_how_to_turn_them_round(self, folder) -> None:
+        asked = DataConfig(source=f"text:{folder(self.RAW, ('fr', 'en'))}", vocab_size=40)
+        opened = Store(prepare(asked), asked)
+        assert (opened.data.source_lang, opened.data.target_lang) == ("fr", "en")
+        (note,) = opened.notes
+        assert note.startswith("from fr to en, the languages of the files")
+        assert note.endswith("--set data.source_lang=en --set data.target_lang=fr turns it round")
+        turned = dataclasses.replace(asked, source_lang="en", target_lang="fr")
+        assert Store(prepare(turned), turned).notes == []
+        given = DataConfig(source=f"prepared:{opened.folder}")
+        assert Store(prepare(given), given).notes == []

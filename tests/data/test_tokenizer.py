@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as StandardTokenizer
 
 from leadline.config import DataConfig
 from leadline.data import tokenizer as tokenizers
-from leadline.data.tokenizer import BERT_SPECIAL, BOS, EOS, PAD, SPECIAL, UNK, Tokenizer, clean, learn
+from leadline.data.tokenizer import BERT_SPECIAL, BOS, EOS, PAD, SPECIAL, UNK, Tokenizer, clean, learn, tokenisation
 from leadline.errors import UserError
 
 RAW = {
@@ -177,6 +177,23 @@ def test_documents_give_the_same_vocabulary_every_time_and_rare_characters_are_u
     encode = Tokenizer(one, config).encode
     assert encode([rare[-1]], "en")[0][-1] == UNK
     assert UNK not in encode(["the mat"], "en")[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "looks"),
+    [
+        (["Hello, world.", "So it goes."], "raw"),
+        (["Bonjour ! Ça va ? Oui, merci."], "raw"),  # French has spaces before ! and ?
+        (["ich bin hier , und du ?", "ja ."], "tokenized"),
+        (["it &apos;s a state @-@ of @-@ the @-@ art"], "tokenized"),
+        (["mr. smith , i am here ."], "tokenized"),
+        (["我们在这里，他们也在。"], "raw"),
+        (["one two", "three 3.5 4,000"], ""),
+        ([], ""),
+    ],
+)
+def test_text_is_told_from_tokenised_text(lines: list[str], looks: str) -> None:
+    assert tokenisation(lines) == looks
 
 
 def test_a_word_that_never_ends_is_learnt_from_by_its_beginning() -> None:
