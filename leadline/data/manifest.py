@@ -28,7 +28,8 @@ class Damaged(UserError):
     """Prepared data is not what was prepared."""
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path} is damaged ({why}): prepare the data again")
+        self.what = f"{path} is damaged ({why})"
+        super().__init__(f"{self.what}: prepare the data again")
 
 
 def write(folder: Path, facts: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
         except UserError as error:
             if out and not isinstance(error, Damaged):
                 raise  # somebody else's folder
-            progress(str(error), 0)
+            progress(f"{error.what if isinstance(error, Damaged) else error}: preparing it again", 0)
             return False
 
     def fill(building: Path) -> None:
