@@ -305,6 +305,12 @@ def assert_one_sentence(answer: Any, *parts: str) -> None:
         (["reproduce", "xiong-fig6", "--set", "train.eval_every=-1"], ["train.eval_every=-1", "made of evaluations"]),
         (["train", "numerals", "--set", "train.seed=one"], ["train.seed must be a whole number"]),
         (["train", "numerals", "--set", "data.source=text:/no/such/folder"], ["/no/such/folder does not exist"]),
+        (
+            ["data", "show", "numerals", "--set", "data.source=text:x", "--set", "data.size=9"],
+            ["--set data.size: it says how much a builtin source generates, and text:x is used whole"],
+        ),
+        (["data", "show", "numerals", "--set", "data.source=documents:"], ["'documents:' is not a source"]),
+        (["data", "check", "/no/such/folder"], ["/no/such/folder is not prepared data"]),
         (["train", "numerals", "--set", "data.source=web:x"], ["'web:x' is not a source"]),
         (["train", "numerals", "--set", "data.source_lang=xx"], ["xx"]),
         (["train", "--resume", "/no/such/run"], ["/no/such/run is not a run"]),

@@ -84,13 +84,27 @@ def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Con
         )
     if path.suffix != ".toml" and not path.is_file():
         require_no_path(what)
-        return configuration.override(recipes.find(what), assignments or [])
-    config = configuration.load(path)
-    if (path.parent / "run.json").exists():  # not the user's own file but a run's
-        from leadline.training.run import require_permission
+        config = recipes.find(what)
+    else:
+        config = configuration.load(path)
+        if (path.parent / "run.json").exists():  # not the user's own file but a run's
+            from leadline.training.run import require_permission
 
-        require_permission(config, path, allow_code)
-    return configuration.override(config, assignments or [])
+            require_permission(config, path, allow_code)
+    config = configuration.override(config, assignments or [])
+    if any(a.partition("=")[0].strip() == "data.size" for a in assignments or []):
+        _require_generated(config.data.source)
+    return config
+
+
+def _require_generated(source: str) -> None:
+    from leadline.data.sources import parse
+
+    if parse(source).place:
+        raise UserError(
+            f"--set data.size: it says how much a builtin source generates, and {source} is used whole: "
+            "give a shorter text (head -n) for less"
+        )
 
 
 def require_no_path(what: str) -> None:

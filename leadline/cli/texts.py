@@ -31,7 +31,7 @@ def data_prepare(
 
     config = config_of(what, assignments, allow_code=True)
     with counting(counted(config)) as progress:
-        store = Store(prepare(config.data, out, progress))
+        store = Store(prepare(config.data, out, progress), config.data)
     tell(store.notes)
     facts = {"folder": str(store.folder), "vocab_size": store.manifest["vocab_size"]}
     splits = store.manifest["splits"]
@@ -61,7 +61,7 @@ def data_show(
 
     config = config_of(what, assignments, allow_code=True)
     with counting(counted(config)) as progress:
-        store = Store(prepare(config.data, progress=progress))
+        store = Store(prepare(config.data, progress=progress), config.data)
     tell(store.notes)
     shown = store.first(split, count)
     name = store.tokenizer.piece
@@ -75,3 +75,17 @@ def data_show(
             answer.print(line, soft_wrap=True)
             answer.print("    " + " ".join(pieces), style="dim", soft_wrap=True)
         answer.print()
+
+
+@data.command("check")
+def data_check(folder: Annotated[Path, typer.Argument(help="Prepared data.")], as_json: Json = False) -> None:
+    """Read prepared data again and compare every file with its hash; exit code 2 if one is damaged."""
+    from leadline.data import manifest
+
+    facts = manifest.read(folder)
+    manifest.check(folder, facts, again=True)
+    files = len(facts["sha256"])
+    if as_json:
+        print_json({"folder": str(folder), "files": files, "whole": True})
+    else:
+        answer.print(f"{folder}: {files} files, all as they were prepared", soft_wrap=True)

@@ -113,7 +113,7 @@ def train(
     if not resume:
         runs.require_new(folder)
     with counting(counted(config)) as progress:
-        store = Store(prepare(config.data, progress=progress))  # before the bar of the training
+        store = Store(prepare(config.data, progress=progress), config.data)  # before the bar of the training
     tell(store.notes)
     with TrainingView() as view:
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
