@@ -37,7 +37,8 @@ from leadline.tasks import Classification, agreement
 from leadline.training import checkpoint, optim
 from leadline.training.trained import load
 
-SETTING = tuning.Setting(batch=32, lr=5e-5, epochs=3)
+BATCH, RATE = 32, 5e-5
+PIECES = 4  # of similar length in which a batch goes through transformers: the same gradient with less padding
 LENGTH = 128  # tokens of a pair; the longer text loses first
 KINDS = ("leadline", "transformers")
 METRICS = ("accuracy", "f1", "nll")
@@ -57,7 +58,7 @@ Ready = tuple[Config, Store, dict[str, Pairs]]  # what the trainings of a task n
 def configure(run: Path, task: str, folder: Path) -> tuple[Config, Store]:
     config = tuning.configure(run, task, str(folder), [f"model.max_length={LENGTH}", "train.device=cpu"], "last")
     store = Store(prepare(config.data))
-    return tuning.fitted(config, store, [SETTING]), store
+    return tuning.fitted(config, store, [tuning.Setting(BATCH, RATE, 1)]), store
 
 
 def tokenised(model: Path, config: Config, store: Store, split: str) -> Pairs:
@@ -117,39 +118,40 @@ def parity(model: Path, run: Path, config: Config, store: Store, pairs: Pairs, c
     }
 
 
-def leadline(config: Config, seed: int, out: Path) -> None:
+def leadline(config: Config, setting: tuning.Setting, seed: int, out: Path) -> None:
     """As `leadline finetune` does it, up to this seed."""
-    tuning.finetune(config, [SETTING], seed, 1, out)
+    tuning.finetune(config, [setting], seed, 1, out)
 
 
-def leadline_result(config: Config, store: Store, seed: int, out: Path) -> Row | None:
+def leadline_result(config: Config, store: Store, setting: tuning.Setting, seed: int, out: Path) -> Row | None:
     weights = checkpoint.choose(Path(config.train.start), config.train.start_checkpoint)[1]
-    job = tuning.job(config, SETTING, seed, store, checkpoint.fingerprint(weights))
+    job = tuning.job(config, setting, seed, store, checkpoint.fingerprint(weights))
     if (result := finished(job, out / "runs")) is None:
         return None
     scores = {name: result[f"valid_{name}"] for name in METRICS}
     return scores | {"updates": result["updates"], "seconds": round(result["seconds"])}
 
 
-def transformers(model: Path, config: Config, train: Pairs, valid: Pairs, seed: int) -> Row:
+def transformers(model: Path, config: Config, setting: tuning.Setting, train: Pairs, valid: Pairs, seed: int) -> Row:
     from transformers import AutoModelForSequenceClassification, set_seed
 
     set_seed(seed)
     theirs: Any = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2).train()
     optimizer = optim.optimizer(config.optim, theirs)  # torch's AdamW; biases and norms are not decayed
-    an_epoch = -(-len(train.labels) // SETTING.batch)
-    total = SETTING.epochs * an_epoch
+    total = setting.epochs * -(-len(train.labels) // setting.batch)
     warmup = round(tuning.WARMUP * total)
     update, began = 0, time.perf_counter()
-    for epoch in range(SETTING.epochs):
+    for epoch in range(setting.epochs):
         order = np.random.default_rng((seed, epoch)).permutation(len(train.labels))
-        for rows in batches(order, SETTING.batch):
+        for rows in batches(order, setting.batch):
             update += 1
-            inputs, labels = padded(train, rows)
-            F.cross_entropy(theirs(**inputs).logits, labels).backward()
+            rows.sort(key=lambda row: len(train.inputs[row]["input_ids"]))
+            for piece in batches(np.array(rows), -(-len(rows) // PIECES)):
+                inputs, labels = padded(train, piece)
+                (F.cross_entropy(theirs(**inputs).logits, labels, reduction="sum") / len(rows)).backward()
             torch.nn.utils.clip_grad_norm_(theirs.parameters(), config.optim.clip)
             for group in optimizer.param_groups:
-                group["lr"] = optim.linear(update, SETTING.lr, warmup, total)
+                group["lr"] = optim.linear(update, setting.lr, warmup, total)
             optimizer.step()
             optimizer.zero_grad()
             if update % 20 == 0:
@@ -162,7 +164,7 @@ def transformers(model: Path, config: Config, train: Pairs, valid: Pairs, seed: 
 def evaluate(theirs: Any, pairs: Pairs) -> Row:
     theirs.eval()
     nll, counts = 0.0, np.zeros((2, 2), dtype=np.int64)
-    for rows in batches(np.argsort([len(each["input_ids"]) for each in pairs.inputs]), SETTING.batch):
+    for rows in batches(np.argsort([len(each["input_ids"]) for each in pairs.inputs]), BATCH):
         inputs, labels = padded(pairs, rows)
         logits = theirs(**inputs).logits
         nll += float(F.cross_entropy(logits, labels, reduction="sum"))
@@ -185,14 +187,18 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     return lines
 
 
-def collected(ready: dict[str, Ready], work: Path, seeds: int) -> list[Row]:
+def own_file(work: Path, task: str, setting: tuning.Setting, seed: int) -> Path:
+    return work / task / f"transformers-{setting.epochs}-{seed}.json"
+
+
+def collected(ready: dict[str, Ready], work: Path, setting: tuning.Setting, seeds: int) -> list[Row]:
     """What is finished."""
     rows = []
     for task, kind, seed in product(ready, KINDS, range(1, seeds + 1)):
         config, store, _ = ready[task]
-        own = work / task / f"transformers-{seed}.json"
+        own = own_file(work, task, setting, seed)
         if kind == "leadline":
-            row = leadline_result(config, store, seed, work / task)
+            row = leadline_result(config, store, setting, seed, work / task)
         else:
             row = json.loads(own.read_text(encoding="utf-8")) if own.exists() else None
         if row:
@@ -206,10 +212,12 @@ def main() -> None:
     parser.add_argument("--rte", type=Path, required=True)
     parser.add_argument("--mrpc", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--only", choices=KINDS, help="train with this one; another command may do the other")
     parser.add_argument("--work", type=Path, default=Path("runs/minilm"), help="what is finished there is used")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    setting = tuning.Setting(BATCH, RATE, options.epochs)
     run = (options.work / "imported").absolute()
     if not run.exists():
         huggingface.load(options.model, run)
@@ -221,16 +229,16 @@ def main() -> None:
         ready[task] = config, store, pairs
         parities[task] = parity(options.model, run, config, store, pairs["valid"])
         print(task, parities[task], flush=True)
-    facts = stamp() | {"setting": asdict(SETTING) | {"length": LENGTH}, "parity": parities}
+    facts = stamp() | {"setting": asdict(setting) | {"length": LENGTH}, "parity": parities}
     for seed, task, kind in product(range(1, options.seeds + 1), ready, [options.only] if options.only else KINDS):
         config, store, pairs = ready[task]
-        own = options.work / task / f"transformers-{seed}.json"
+        own = own_file(options.work, task, setting, seed)
         if kind == "leadline":
-            leadline(config, seed, options.work / task)
+            leadline(config, setting, seed, options.work / task)
         elif not own.exists():
             own.parent.mkdir(exist_ok=True)
-            write_json(own, transformers(options.model, config, pairs["train"], pairs["valid"], seed))
-        rows = collected(ready, options.work, options.seeds)
+            write_json(own, transformers(options.model, config, setting, pairs["train"], pairs["valid"], seed))
+        rows = collected(ready, options.work, setting, options.seeds)
         write_json(options.out, facts | {"rows": rows, "summary": summary(rows)})
         print(f"{task}, seed {seed}, {kind}: done", flush=True)
 
