@@ -2,10 +2,12 @@
 
     python -m bench.minilm MODEL_FOLDER --mrpc FOLDER --rte FOLDER --seeds 3 --out FILE.json
 
-Both have the same model folder, pairs, splits, batch, rate, schedule, optimizer, clipping, dropout and epochs. What is
-each library's own: the classifier's start (Xavier here, N(0, 0.02²) there), which pairs meet in a batch (here 32 or,
-where they are long, a few less), and what is drawn. Before anything is trained, hidden states and pooler are compared.
-What is finished under --work is not done again, so the command can be stopped and started again.
+Both have the same model folder, pairs, splits, batch, rate, schedule, optimizer, clipping and epochs. What is each
+library's own: the classifier's start (Xavier here, N(0, 0.02²) there), dropout on what the pooler makes (there only),
+which pairs meet in a batch (here 32 or, where they are long, a few less), and what is drawn. Before anything is
+trained, hidden states and pooler are compared. --updates compares instead the losses of the first updates without
+dropout, from one classifier and on the same batches. What is finished under --work is not done again, so the command
+can be stopped and started again.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from leadline.jobs.interval import mean_and_interval
 from leadline.provenance import stamp
 from leadline.tasks import Classification, agreement
 from leadline.training import checkpoint, optim
+from leadline.training.step import EagerStep
 from leadline.training.trained import load
 
 BATCH, RATE = 32, 5e-5
@@ -116,6 +119,39 @@ def parity(model: Path, run: Path, config: Config, store: Store, pairs: Pairs, c
         "largest hidden": float(expected.last_hidden_state.abs().max()),
         "pooler": float((pooled - expected.pooler_output).abs().max()),
     }
+
+
+def first_updates(model: Path, config: Config, store: Store, pairs: Pairs, count: int = 20, size: int = 8) -> Row:
+    """The losses of both without dropout, on the same short batches and from the same classifier."""
+    from transformers import AutoModelForSequenceClassification
+
+    config = config.set(model={"dropout": 0.0, "attention_dropout": 0.0})
+    task = Classification(config, store)
+    lengths = task.lengths[:, 0]
+    short = np.random.default_rng(0).permutation(np.argsort(lengths, kind="stable")[: count * size])
+    plan = [rows[np.argsort(lengths[rows], kind="stable")] for rows in np.split(short, count)]
+
+    ours: Any = task.build_model()
+    _, weights = checkpoint.choose(Path(config.train.start), config.train.start_checkpoint)
+    weights["source_embed.positions.weight"] = weights["source_embed.positions.weight"][:LENGTH]
+    checkpoint.restore_part(ours, weights, str(config.train.start), set(ours.classifier.out.parameters()))
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    theirs: Any = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2, **off).train()
+    theirs.classifier.load_state_dict(ours.classifier.out.state_dict())
+    step = EagerStep(config, task, ours.train())
+    optimizer = optim.optimizer(config.optim, theirs)
+
+    losses: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for update, rows in enumerate(plan, 1):
+        losses["leadline"].append(float(step([task.collate(rows)], update, RATE).loss))
+        inputs, labels = padded(pairs, rows.tolist())
+        loss = F.cross_entropy(theirs(**inputs).logits, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), config.optim.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses["transformers"].append(float(loss.detach()))
+    return losses | {"largest difference": max(abs(a - b) for a, b in zip(*losses.values(), strict=True))}
 
 
 def leadline(config: Config, setting: tuning.Setting, seed: int, out: Path) -> None:
@@ -213,6 +249,7 @@ def main() -> None:
     parser.add_argument("--mrpc", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--updates", action="store_true", help="only compare the first updates on MRPC")
     parser.add_argument("--only", choices=KINDS, help="train with this one; another command may do the other")
     parser.add_argument("--work", type=Path, default=Path("runs/minilm"), help="what is finished there is used")
     parser.add_argument("--out", type=Path, required=True)
@@ -229,6 +266,10 @@ def main() -> None:
         ready[task] = config, store, pairs
         parities[task] = parity(options.model, run, config, store, pairs["valid"])
         print(task, parities[task], flush=True)
+    if options.updates:
+        config, store, pairs = ready["mrpc"]
+        write_json(options.out, stamp() | {"updates": first_updates(options.model, config, store, pairs["train"])})
+        return
     facts = stamp() | {"setting": asdict(setting) | {"length": LENGTH}, "parity": parities}
     for seed, task, kind in product(range(1, options.seeds + 1), ready, [options.only] if options.only else KINDS):
         config, store, pairs = ready[task]
