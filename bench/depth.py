@@ -31,9 +31,11 @@ from bench.workload import Size as Workload
 from leadline import config as configuration
 from leadline import recipes
 from leadline.config import Config
-from leadline.data.store import Split, Store, prepare
+from leadline.data.parallel import Split
+from leadline.data.store import Store, prepare
 from leadline.data.tokenizer import EOS
-from leadline.jobs.engine import Job, execute
+from leadline.jobs.engine import execute
+from leadline.jobs.job import Job
 from leadline.model import Transformer
 from leadline.tasks.translation import collate
 from leadline.training import checkpoint

@@ -27,12 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.config import Config
+from leadline.data.sources import open_source
 from leadline.data.store import Store, prepare
-from leadline.data.tables import open_examples
 from leadline.exchange import huggingface
 from leadline.files import write_json
 from leadline.jobs import finetune as tuning
-from leadline.jobs.engine import finished
+from leadline.jobs.job import finished
 from leadline.jobs.interval import mean_and_interval
 from leadline.provenance import stamp
 from leadline.tasks import Classification, agreement
@@ -69,14 +69,16 @@ def tokenised(model: Path, config: Config, store: Store, split: str) -> Pairs:
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    examples = list(open_examples(config.data).examples(split))
+    examples = list(open_source(config.data).examples(split))
     found = tokenizer([e.first for e in examples], [e.second for e in examples], truncation=True, max_length=LENGTH)
     names = ("input_ids", "token_type_ids")
     inputs = [dict(zip(names, row, strict=True)) for row in zip(*(found[name] for name in names), strict=True)]
     task = Classification(config, store)
-    ours = task.examples(split)
-    different = sum(task._laid_out(ours, i)[0].tolist() != row["input_ids"] for i, row in enumerate(inputs))
-    if different or len(ours.labels) != len(inputs):
+    ours = task.read(split)
+    alone = [task.pack(ours, np.array([row]), task.shape, 0, 0) for row in range(len(ours.labels))]
+    tokens = [batch.source.tokens[: batch.tokens].tolist() for batch in alone]
+    different = sum(own != row["input_ids"] for own, row in zip(tokens, inputs, strict=False))
+    if different or len(tokens) != len(inputs):
         raise AssertionError(f"{different} of {len(inputs)} pairs of {split} are other tokens")
     return Pairs(inputs, [store.manifest["labels"].index(example.label) for example in examples])
 
@@ -104,10 +106,10 @@ def parity(model: Path, run: Path, config: Config, store: Store, pairs: Pairs, c
     theirs: Any = AutoModel.from_pretrained(model).eval()
     ours: Any = load(run, which="last", device="cpu").model
     task = Classification(config, store)
-    examples = task.examples("valid")
-    order = np.argsort(examples.lengths()[:count, 0], kind="stable")
+    examples = task.read("valid")
+    order = np.argsort(examples.lengths[:count, 0], kind="stable")
     inputs, _ = padded(pairs, order.tolist())
-    packed = task._packed(examples, order)
+    packed = task.pack(examples, order, task.shape, 0, 0)
     with torch.inference_mode():
         expected = theirs(**inputs)
         hidden = ours(packed.source)

@@ -15,7 +15,8 @@ from pathlib import Path
 from bench.measure import Contestants, Row, Setting, Work, compete, installed
 from leadline.config import DataConfig
 from leadline.data import numerals, store
-from leadline.data.sources import Source, open_source
+from leadline.data.pairs import Pairs
+from leadline.data.sources import open_source
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def leadline(config: DataConfig, pairs: int) -> Work:
     return Work(run, pairs, "pairs")
 
 
-def plain_tokenizers(config: DataConfig, source: Source, pairs: int) -> Work:
+def plain_tokenizers(config: DataConfig, source: Pairs, pairs: int) -> Work:
     """With the split into words that is its usual one."""
     from tokenizers import SentencePieceBPETokenizer
 
@@ -63,7 +64,7 @@ def plain_tokenizers(config: DataConfig, source: Source, pairs: int) -> Work:
     return Work(run, pairs, "pairs")
 
 
-def plain_sentencepiece(config: DataConfig, source: Source, pairs: int) -> Work:
+def plain_sentencepiece(config: DataConfig, source: Pairs, pairs: int) -> Work:
     import io
 
     import sentencepiece
@@ -81,7 +82,7 @@ def plain_sentencepiece(config: DataConfig, source: Source, pairs: int) -> Work:
     return Work(run, pairs, "pairs")
 
 
-def _lines(source: Source, split: str) -> list[str]:
+def _lines(source: Pairs, split: str) -> list[str]:
     return [line for pair in source.pairs(split) for line in pair]
 
 

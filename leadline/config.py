@@ -1,21 +1,20 @@
-"""What to run: frozen dataclasses, one TOML file, and one strict override for `--set a.b=c`.
+"""What to run: every key is declared once, here, with its default. Nothing else in the package reads options.
 
-Every key is declared once, here, with its default; an unknown key or a value of the wrong kind is an error
-that names the nearest right one. Nothing else in the package reads options from anywhere.
+How they are read from TOML and from `--set a.b=c`, and written: leadline.options.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import tomllib
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from leadline.errors import UserError, nearest
+from leadline import options
+from leadline.errors import UserError
+from leadline.options import to_dict
+from leadline.options import to_toml as to_toml
 
 
 def added(default: Any, neutral: Any) -> Any:
@@ -27,26 +26,27 @@ def added(default: Any, neutral: Any) -> Any:
 class ModelConfig:
     """The Transformer. A stack with 0 layers does not exist, so the layer counts also choose the architecture."""
 
-    placement: str = "pre_ln"
-    encoder_layers: int = 6
-    decoder_layers: int = 6
-    dim: int = 512
-    ffn_dim: int = 1024
-    heads: int = 4
+    placement: str = "pre_ln"  # where the norms are, by name (leadline placements) or your.module:YourPlacement
+    encoder_layers: int = 6  # 0: no encoder
+    decoder_layers: int = 6  # 0: no decoder
+    dim: int = 512  # width of the residual stream and the embeddings
+    ffn_dim: int = 1024  # width inside the feed-forward layers
+    heads: int = 4  # attention heads; they share model.dim
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"  # which norm the placement places
     norm_eps: float = 1e-5  # added to the variance in every norm; BERT's own models have 1e-12
-    activation: Literal["relu", "gelu"] = "relu"
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    # the base initialisation, see leadline.model.init; auto: the one the placement's constants are defined on
+    activation: Literal["relu", "gelu"] = "relu"  # in the feed-forward layers
+    dropout: float = 0.1  # on embeddings and on the output of every sublayer
+    attention_dropout: float = 0.0  # on the attention weights
+    activation_dropout: float = 0.0  # inside the feed-forward layers, after the activation
+    # the base initialisation (docs/placements.md); auto: the one the placement's constants are defined on
     init: Literal["auto", "xavier", "fairseq_2019", "fairseq_2020"] = "auto"
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"  # how positions are embedded
     max_length: int = 256  # the longest sequence in tokens; longer ones are counted and left out of training
-    embeddings: Literal["tied", "output_tied", "separate"] = "tied"  # one matrix; one a language; three
+    # tied: one matrix; output_tied: one a language; separate: three
+    embeddings: Literal["tied", "output_tied", "separate"] = "tied"
     embed_norm: bool = False  # a layer norm on the embeddings, as in BERT
     segments: int = 0  # kinds of segment that have an embedding, as BERT's two; 0: none
-    head: Literal["linear", "bert"] = "linear"  # before the output matrix: nothing; BERT's dense layer and norm
+    head: Literal["linear", "bert"] = "linear"  # bert: BERT's dense layer and norm before the output matrix
     classes: int = 0  # outputs of BERT's pooler on the first token; 0: none
     pooler: bool = added(default=False, neutral=False)  # BERT's pooler, also where nothing reads it yet
 
@@ -80,14 +80,15 @@ class ModelConfig:
 class DataConfig:
     """The corpus: where it comes from and how it becomes tokens."""
 
-    source: str = "builtin:numerals"  # see leadline.data.sources; or prepared:FOLDER
-    source_lang: str = "de"
-    target_lang: str = "en"
-    # as it is; normalise its punctuation with Moses; tokenise it with Moses too; it is tokenised
+    source: str = "builtin:numerals"  # builtin:NAME, text:FOLDER, hf:NAME, documents:PATH, table:PATH, prepared:FOLDER
+    source_lang: str = "de"  # the language to translate from: the ending of its files
+    target_lang: str = "en"  # the language to translate into
+    # raw: as it is; moses_normalize: normalise its punctuation; moses: tokenise it too; tokenized: it is already
     text: Literal["raw", "moses_normalize", "moses", "tokenized"] = "raw"
-    lowercase: bool = False
-    tokenizer: Literal["bpe", "wordpiece"] = "bpe"  # WordPiece is learnt with some chance: a few tokens may differ
-    vocab_size: int = 10000
+    lowercase: bool = False  # put all text in lower case first
+    # how the vocabulary is learnt; WordPiece is learnt with some chance: a few tokens may differ
+    tokenizer: Literal["bpe", "wordpiece"] = "bpe"
+    vocab_size: int = 10000  # tokens to learn, of both languages together
     vocabulary: str = ""  # a tokenizer.json to use instead of learning one: vocab_size and tokenizer then mean nothing
     first: str = "sentence1"  # tables: the column of the text
     second: str = "sentence2"  # tables: the column of the text that it is paired with; "": none
@@ -108,31 +109,34 @@ class DataConfig:
 class OptimConfig:
     """The optimizer and its learning rate; each schedule is a function in leadline.training.optim."""
 
-    name: Literal["adam", "adamw", "sgd", "radam"] = "adam"
-    lr: float = 5e-4
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-9
-    weight_decay: float = 0.0
+    name: Literal["adam", "adamw", "sgd", "radam"] = "adam"  # the optimizer
+    lr: float = 5e-4  # the highest learning rate of the schedule
+    betas: tuple[float, float] = (0.9, 0.98)  # Adam's decay rates of the mean and of the squared gradient
+    eps: float = 1e-9  # Adam's: added to the root of the squared gradient
+    weight_decay: float = 0.0  # of matrices; decoupled in adamw and radam, added to the gradient in adam and sgd
     momentum: float = 0.0  # sgd only
     clip: float = 0.0  # largest gradient norm; 0: no clipping
+    # the learning rate after warm-up
     schedule: Literal["inverse_sqrt", "hold_inverse_sqrt", "linear", "constant", "step", "cosine"] = "inverse_sqrt"
     warmup: int = 1  # updates of linear rise; 0 or 1: none
     hold: int = 4000  # hold_inverse_sqrt: updates at the full rate before the decay
     decay_at: tuple[int, ...] = ()  # step: multiply the rate by decay_factor at each of these
-    decay_unit: Literal["epochs", "updates"] = "epochs"
-    decay_factor: float = 0.1
+    decay_unit: Literal["epochs", "updates"] = "epochs"  # step: what decay_at counts
+    decay_factor: float = 0.1  # step: what the rate is multiplied by
     after_decay: Literal["constant", "inverse_sqrt"] = "constant"  # step: what follows the last decay
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
             raise UserError(f"optim.lr must be a number above 0, not {self.lr}")
-        for name in ("warmup", "clip", "weight_decay", "momentum", "eps"):
+        for name in ("warmup", "clip", "weight_decay", "momentum", "eps", "decay_factor"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"optim.{name} must be 0 or more, not {getattr(self, name)}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optim.betas must each be at least 0 and below 1, not {self.betas}")
         if self.hold < 1:
             raise UserError(f"optim.hold must be at least 1, not {self.hold}")
+        if min(self.decay_at, default=1) < 1 or list(self.decay_at) != sorted(set(self.decay_at)):
+            raise UserError(f"optim.decay_at must be numbers from 1 on, each above the one before, not {self.decay_at}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +148,15 @@ class TrainConfig:
     batch_tokens: int = 4096  # tokens in a packed batch; of the target, where there is one
     batch_sequences: int = 0  # classification: sequences in a batch; batch_tokens is then the most they may take
     accumulate: int = 1  # batches summed into one update
-    label_smoothing: float = 0.1
-    seed: int = 1
+    label_smoothing: float = 0.1  # share of the probability that the target spreads over all tokens
+    seed: int = 1  # of the initial weights, the order of the data, dropout and masks
     start: str = ""  # a run whose weights this one starts from
     start_checkpoint: str = "best"  # which of its checkpoints: best, last, average:K or a number
     device: str = "auto"  # auto, cpu, cuda, cuda:1
-    precision: Literal["fp32", "bf16"] = "fp32"
-    step: Literal["eager", "compiled", "graph"] = "eager"  # graph: the whole update captured once; CUDA only
-    recompute: bool = False  # keep only what enters each block for the way back: less memory, a third more work
+    precision: Literal["fp32", "bf16"] = "fp32"  # of the computation; weights and optimizer state are fp32
+    # eager: anywhere; compiled: block by block with torch.compile; graph: captured once, the fastest, CUDA only
+    step: Literal["eager", "compiled", "graph"] = "eager"
+    recompute: bool = False  # gradient checkpointing by block: less memory, a third more work
     eval_every: int = 0  # updates between evaluations; 0: after every epoch; -1: never
     bleu_sentences: int = 0  # validation sentences translated at each evaluation; 0: none; -1: all
     patience: int = 0  # stop after this many evaluations without a better validation loss; 0: never
@@ -192,7 +197,7 @@ class MaskConfig:
 class DecodeConfig:
     """How translations are searched for."""
 
-    beam: int = 5
+    beam: int = 5  # hypotheses kept for each sentence; 1: greedy search
     length_penalty: float = 1.0  # scores are divided by length ** length_penalty
     batch_tokens: int = 4096  # source tokens translated at once
     max_ratio: float = 2.0  # a translation is at most this many times its source, plus 20 tokens
@@ -200,13 +205,15 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         if self.beam < 1 or self.batch_tokens < 1 or self.max_ratio <= 0:
             raise UserError("decode.beam and decode.batch_tokens must be at least 1, decode.max_ratio above 0")
+        if not (self.max_ratio <= 1000 and 0 <= self.length_penalty <= 1000):
+            raise UserError("decode.max_ratio and decode.length_penalty must be at most 1000, the penalty at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
-    task: str = "translation"
+    task: str = "translation"  # what is learnt: translation, masked_lm or classification
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -216,26 +223,7 @@ class Config:
 
     def set(self, **sections: dict[str, Any]) -> Config:
         """A copy with some keys changed: `config.set(optim={"lr": 1e-3}, train={"seed": 2})`."""
-        return from_dict(_merge(to_dict(self), sections))
-
-
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in changes.items():
-        merged[key] = _merge(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
-    return merged
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    return {
-        f.name: to_dict(value)
-        if dataclasses.is_dataclass(value)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for f in dataclasses.fields(config)
-        for value in [getattr(config, f.name)]
-    }
+        return from_dict(options.merge(to_dict(self), sections))
 
 
 PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
@@ -260,118 +248,19 @@ def settings(config: Config) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any], kind: type = Config, where: str = "") -> Any:
     """Strictly: unknown keys and values of the wrong kind raise."""
-    hints = typing.get_type_hints(kind)
-    known = [f.name for f in dataclasses.fields(kind)]
-    arguments = {}
-    for key, value in values.items():
-        if key not in known:
-            raise UserError(f"there is no key {where + key!r}: {nearest(key, known)}")
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, dict):
-                raise UserError(
-                    f"{where + key} is a section, not a value: set one of its keys, such as {where + key}."
-                    f"{dataclasses.fields(hints[key])[0].name}"
-                )
-            arguments[key] = from_dict(value, hints[key], f"{where}{key}.")
-        else:
-            arguments[key] = _checked(value, hints[key], where + key)
-    return kind(**arguments)
-
-
-def _checked(value: Any, hint: Any, key: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        if value not in args:
-            raise UserError(f"{key} cannot be {value!r}: {nearest(str(value), args)}")
-        return value
-    if origin is tuple:
-        items = list(value) if isinstance(value, list | tuple) else [value]
-        if args[-1] is not Ellipsis and len(items) != len(args):
-            raise UserError(f"{key} needs {len(args)} numbers, not {value!r}")
-        return tuple(_checked(item, args[0], key) for item in items)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if hint is int and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if type(value) is not hint:
-        raise UserError(f"{key} must be {_KINDS[hint]}, not {value!r}")
-    return value
-
-
-_KINDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return options.from_dict(values, kind, where)
 
 
 def override(config: Config, assignments: list[str]) -> Config:
     """Apply `--set section.key=value` strings, each read as the kind its key declares."""
-    values = to_dict(config)
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        if not equals:
-            raise UserError(f"--set {assignment!r} has no '=': write it as --set optim.lr=1e-3")
-        section, hint = values, typing.cast(Any, Config)
-        *parents, key = path.strip().split(".")
-        for i, name in enumerate([*parents, key]):
-            hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
-            if name not in hints:
-                choices = _all_keys() if i == 0 or not hints else [".".join([*parents[:i], k]) for k in hints]
-                raise UserError(f"there is no key {path!r}: {nearest(path, choices)}")
-            hint = hints[name]
-            if i < len(parents):
-                section = section[name]
-        section[key] = _parsed(text.strip(), hint)
-    return from_dict(values)
-
-
-def _all_keys() -> list[str]:
-    return [
-        f"{s}.{k}" if isinstance(v, dict) else s
-        for s, v in to_dict(Config()).items()
-        for k in (v if isinstance(v, dict) else [""])
-    ]
-
-
-def _parsed(text: str, hint: Any) -> Any:
-    if hint is str or typing.get_origin(hint) is Literal:
-        return text
-    if typing.get_origin(hint) is tuple:
-        return [
-            _parsed(item.strip(), typing.get_args(hint)[0]) for item in text.strip("[]()").split(",") if item.strip()
-        ]
-    if hint is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    try:
-        return float(text) if hint is float else int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-
-def to_toml(config: Config) -> str:
-    """Values are written as JSON, which TOML reads the same, but for one character."""
-
-    def line(key: str, value: Any) -> str:
-        return f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
-
-    values = to_dict(config)
-    lines = [line(key, value) for key, value in values.items() if not isinstance(value, dict)]
-    for section, entries in values.items():
-        if isinstance(entries, dict):
-            lines += ["", f"[{section}]", *(line(key, value) for key, value in entries.items())]
-    return "\n".join(lines) + "\n"
+    return from_dict(options.assigned(to_dict(config), assignments, Config))
 
 
 def load(path: Path) -> Config:
-    try:
-        return from_dict(_renamed(tomllib.loads(path.read_text(encoding="utf-8"))))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a TOML file: {error}") from None
+    return from_dict(renamed(options.read_toml(path)))
 
 
-def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+def renamed(values: dict[str, Any]) -> dict[str, Any]:
     """Files of earlier versions: what a key was called, under the name it has now."""
     model = values.get("model")
     if isinstance(model, dict) and (before := model.pop("attention_init", None)):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -23,14 +25,49 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[TextIO]:
+    """A text file that takes the place of `path` when all of it is on the disk; until then `path` is as it was."""
+    if path.exists() and not path.is_file():  # /dev/stdout, a named pipe
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    target = path.resolve()  # what a link leads to
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
 def write_json(path: Path, value: Any) -> None:
     """Atomically: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with written(path) as file:
         file.write(to_json(value, indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+
+
+def checksum(value: Any) -> str:
+    """SHA-256 of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # there, a folder cannot be opened
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def sha256(path: Path) -> str:

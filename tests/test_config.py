@@ -179,8 +179,24 @@ def test_an_unknown_schedule_lists_those_that_exist() -> None:
         "train.eval_every=-2",
         "train.bleu_sentences=-2",
         "train.seed=-1",
+        "train.seed=9223372036854775808",
+        "train.batch_tokens=1e30",
+        "train.label_smoothing=nan",
+        "optim.betas=nan,0.9",
+        "optim.decay_factor=-1",
+        "optim.decay_factor=inf",
+        "optim.decay_at=-3",
+        "optim.decay_at=8,4",
+        "optim.decay_at=4,4",
+        "optim.weight_decay=inf",
+        "mask.share=nan",
         "decode.beam=0",
         "decode.max_ratio=0",
+        "decode.max_ratio=nan",
+        "decode.max_ratio=inf",
+        "decode.max_ratio=1e300",
+        "decode.length_penalty=-1",
+        "decode.length_penalty=nan",
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(assignment: str) -> None:
@@ -225,7 +241,8 @@ def test_to_dict_is_what_from_dict_reads() -> None:
 def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.toml does not exist"):
         load(tmp_path / "gone.toml")
-    for number, content in enumerate((b"lr = = 1", b"\xff\xfe")):
+    deep = b"a = " + b"[" * 20_000
+    for number, content in enumerate((b"lr = = 1", b"\xff\xfe", b"a = " + b"1" * 5000, deep)):
         path = tmp_path / f"bad{number}.toml"
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"bad{number}.toml is not a TOML file"):

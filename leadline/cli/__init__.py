@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 # Read when torch loads: without it, waiting threads spin and a busy machine slows training down twentyfold.
@@ -13,18 +14,20 @@ import sys
 import typer
 
 # In the order in which --help lists their commands, which they register.
-from leadline.cli import trainings, encoders, diagnosis, comparison, texts  # isort: skip
-from leadline.cli.app import app
+from leadline.cli import trainings, encoders, texts, choices, diagnosis, comparison  # isort: skip
+from leadline.cli.app import app, require_values, unusable
 from leadline.errors import Diverged, Interrupted, UserError
 
-__all__ = ["app", "comparison", "diagnosis", "encoders", "main", "texts", "trainings"]
+__all__ = ["app", "choices", "comparison", "diagnosis", "encoders", "main", "texts", "trainings"]
 
 
 def main() -> None:
     try:
-        code = app(standalone_mode=False)
+        require_values(sys.argv[1:])
+        code = app(prog_name="leadline", standalone_mode=False)
         if code == 128 + signal.SIGINT:  # typer has caught a KeyboardInterrupt
             _leave("stopped", code)
+        print(end="", flush=True)  # a reader that has left is noticed here and not at exit
         sys.exit(code)
     except UserError as error:
         _leave(str(error), 2)
@@ -37,15 +40,25 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read stdout has left
         sys.exit(1)
-    except OSError as error:
-        _leave(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported here
-            _leave("the device is out of memory: lower train.batch_tokens, or decode.batch_tokens to translate", 2)
-        if not hasattr(error, "show"):
+        if not (sentence := _said(error)):
             raise
-        error.show()  # an option or argument that does not exist
-        sys.exit(2)
+        _leave(sentence, 2)
+
+
+def _said(error: Exception) -> str:
+    """The sentence for an error that is the machine's or typer's, and not a mistake in the code; "": it may be one."""
+    if isinstance(error, OSError):
+        if error.errno == errno.ENOSPC:
+            return f"the disk is full: {error.filename or 'make room and start the command again'}"
+        return f"{error.filename or 'a file'}: {error.strerror or error}"
+    if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported here
+        return "the device is out of memory: lower train.batch_tokens, or decode.batch_tokens to translate"
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):  # Python's and numpy's; torch's
+        return "this machine is out of memory: try a smaller model, train.batch_tokens or decode.batch_tokens"
+    if isinstance(error, RecursionError):
+        return "something is nested too deeply to be read: look for thousands of brackets in a config or JSON file"
+    return unusable(error)
 
 
 def _leave(message: str, code: int) -> None:

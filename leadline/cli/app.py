@@ -3,26 +3,63 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from leadline import __version__, recipes
 from leadline import config as configuration
-from leadline import recipes
+from leadline.cli import keys
 from leadline.config import Config
 from leadline.errors import UserError
 from leadline.files import to_json
 
+
+def require_values(arguments: list[str]) -> None:
+    """Refuse `--out ""`: an empty path would mean the current folder, and nothing else takes an empty value either."""
+    for before, argument in itertools.pairwise(["", *arguments]):
+        if argument == "" or (argument.startswith("--") and argument.find("=") == len(argument) - 1):
+            name = argument.rstrip("=") or (before if before.startswith("-") else "an argument")
+            raise UserError(f"{name} is empty: leave it out or give it a value, such as . for the current folder")
+
+
+def unusable(error: Exception) -> str:
+    """What typer says of an option, argument or command that does not exist or cannot be so, in a sentence."""
+    if not hasattr(error, "format_message"):
+        return ""
+    context = getattr(error, "ctx", None)
+    said = error.format_message().rstrip(".")
+    if hasattr(error, "option_name") and context and any(p.name == "assignments" for p in context.command.params):
+        said = keys.instead_of(error.option_name) or said
+    return f"{said} (see {context.command_path if context else 'leadline'} --help)"
+
+
 app = typer.Typer(
     name="leadline",
-    help="Train deep Transformers without the warm-up lottery.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 data = typer.Typer(help="Prepare text for training, and look at it.", no_args_is_help=True)
 app.add_typer(data, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"leadline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def leadline(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Train deep Transformers without the warm-up lottery."""
+
 
 What = Annotated[str, typer.Argument(help=f"A recipe ({', '.join(recipes.RECIPES)}) or the path of a config.toml.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key of the config: --set optim.lr=1e-3")]
@@ -34,8 +71,13 @@ Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")]
 
 def config_of(what: str, assignments: list[str] | None) -> Config:
     path = Path(what)
-    found = configuration.load(path) if path.suffix == ".toml" or path.is_file() else recipes.find(what)
-    return configuration.override(found, assignments or [])
+    if path.suffix in (".yaml", ".yml", ".json"):
+        raise UserError(
+            f"{what} is not TOML: a config is a file such as config.toml in a run folder, with lines like lr = 1e-3 "
+            "under [optim]; leadline keys lists them"
+        )
+    config = configuration.load(path) if path.suffix == ".toml" or path.is_file() else recipes.find(what)
+    return configuration.override(config, assignments or [])
 
 
 def counted(config: Config) -> str:

@@ -17,7 +17,7 @@ from leadline.cli.app import (
     number,
     print_json,
 )
-from leadline.cli.terminal import TrainingView, answer, counting, table
+from leadline.cli.terminal import TrainingView, answer, counting, definitions, table
 from leadline.config import Config, ModelConfig
 from leadline.errors import UserError, nearest
 
@@ -137,12 +137,16 @@ def reproduce(
     """The papers' figures and tables by name, on your data; stop it at any time and start it again to go on."""
     from leadline import reproduce as figures
     from leadline.jobs.cluster import runner
-    from leadline.reproduce.figure import Chosen, overview
+    from leadline.reproduce.figure import Chosen
+    from leadline.reproduce.showing import overview
 
     known = list(figures.FIGURES)
     if what == "list":
-        for name, figure in figures.FIGURES.items():
-            answer.print(f"{name:14} {figure.title}", soft_wrap=True)
+        titles = {name: figure.title for name, figure in figures.FIGURES.items()}
+        if as_json:
+            print_json([{"name": name, "title": title} for name, title in titles.items()])
+        else:
+            definitions(list(titles.items()))
         return
     if what not in [*known, "all"]:
         raise UserError(f"there is nothing called {what!r} to reproduce: {nearest(what, [*known, 'list', 'all'])}")
@@ -173,7 +177,7 @@ def _figure(
     name: str, scale: str, base: Config, seeds: int, chosen: Any, at_once: int, out: Path, quiet: bool, execute: Any
 ) -> Any:
     from leadline.reproduce import FIGURES
-    from leadline.reproduce.figure import reproduce as run
+    from leadline.reproduce.making import reproduce as run
 
     figure = FIGURES[name]
     with counting("texts") as progress, TrainingView() as view:

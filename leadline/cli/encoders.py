@@ -48,13 +48,14 @@ def finetune_command(
 ) -> None:
     """Fine-tune a pre-trained run to classify: mean and 95 % interval over seeds; start it again to go on with it."""
     from leadline.jobs import finetune as tuning
+    from leadline.jobs.grid import settings_of
 
     if metric not in tuning.METRICS:
         raise UserError(f"--metric cannot be {metric!r}: {nearest(metric, tuning.METRICS)}")
     if min(seeds, at_once) < 1:
         raise UserError("--seeds and --jobs must be at least 1")
     usual = tuning.FULL if full else tuning.USUAL
-    grid = tuning.grid(batches or usual[0], rates or usual[1], epochs or usual[2])
+    grid = settings_of(batches or usual[0], rates or usual[1], epochs or usual[2])
     base = tuning.configure(run, task, source, assignments or [], which)
     folder = out / f"{Path(task).stem}-{run.resolve().name}-{which.replace(':', '')}"
     with counting("examples") as progress, TrainingView() as view:

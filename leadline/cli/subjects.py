@@ -18,7 +18,6 @@ from torch import nn
 from leadline import config as configuration
 from leadline import recipes, tasks
 from leadline.config import Config
-from leadline.data import batching
 from leadline.data.store import Progress, Store, prepare
 from leadline.diagnose.inspect import BATCHES, batches_of, last_gradient, optimizer_of
 from leadline.diagnose.inspection import Inspection
@@ -71,9 +70,8 @@ def of_config(config: Config, model: Transformer | None = None, progress: Progre
     fresh = model is None
     model = model if model is not None else task.build_model()
     model.use_attention("padded")
-    plan = batching.epoch_plan(task.lengths, task.shape, config.train.seed, 0)
     device = next(model.parameters()).device
-    batches = [task.collate(rows).to(device) for rows in plan[:BATCHES]]
+    batches = [task.collate(rows).to(device) for rows in task.epoch(0)[:BATCHES]]
     if fresh:
         model.calibrate(lambda: task.loss(model, batches[0], 1.0))
 

@@ -139,3 +139,13 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         found.add_row(*row)
     answer.print(found)
+
+
+def definitions(rows: list[tuple[str, str]]) -> None:
+    """Words to the left and what they mean beside them, over as many lines as that takes."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for row in rows:
+        grid.add_row(*row)
+    answer.print(grid)

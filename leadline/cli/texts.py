@@ -31,21 +31,20 @@ def data_prepare(
 
     config = config_of(what, assignments)
     with counting(counted(config)) as progress:
-        folder = prepare(config.data, out, progress)
-    tell(Store(folder).notes)
-    facts = {"folder": str(folder), "vocab_size": Store(folder).manifest["vocab_size"]}
-    splits = Store(folder).manifest["splits"]
+        store = Store(prepare(config.data, out, progress))
+    tell(store.notes)
+    facts = {"folder": str(store.folder), "vocab_size": store.manifest["vocab_size"]}
+    splits = store.manifest["splits"]
     if as_json:
         print_json(facts | {"splits": splits})
         return
-    answer.print(f"{folder}, vocabulary {facts['vocab_size']}", soft_wrap=True)
+    answer.print(f"{store.folder}, vocabulary {facts['vocab_size']}", soft_wrap=True)
     for split, counts in splits.items():
         left_out = f", {counts['empty_left_out']:,} empty ones left out" if counts["empty_left_out"] else ""
-        holds = Store(folder).holds
-        if holds == "documents":
+        if store.holds == "documents":
             size = f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['tokens']:,} tokens"
         else:
-            size = f"{counts['rows']:,} {holds}, {counts['tokens'][0]:,} + {counts['tokens'][1]:,} tokens"
+            size = f"{counts['rows']:,} {store.holds}, {counts['tokens'][0]:,} + {counts['tokens'][1]:,} tokens"
         answer.print(f"  {split}: {size}{left_out}")
 
 

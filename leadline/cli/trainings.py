@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from leadline.cli.app import (
 )
 from leadline.cli.terminal import TrainingView, answer, counting, screen, sentences_bar, table, tell
 from leadline.errors import UserError
-from leadline.files import to_json
+from leadline.files import to_json, written
 
 
 @app.command()
@@ -83,6 +84,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model into a run folder, or go on with one: leadline train --resume RUN."""
+    from leadline import tasks
     from leadline.data.store import Store, prepare
     from leadline.diagnose.watch import Watch
     from leadline.placement import find
@@ -105,15 +107,16 @@ def train(
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
         loop.resume(folder, on_step) if resume else loop.train(config, folder, on_step)
     rows = runs.read_metrics(folder)
-    last = next((row for row in reversed(rows) if "valid_nll" in row), {})
+    last: dict[str, Any] = next((row for row in reversed(rows) if "valid_nll" in row), {})
     best = checkpoint.best(folder)
     if as_json:
         print_json({"run": str(folder), "best_checkpoint": best, **last})
     else:
-        unit = "an example" if config.task == "classification" else "a token"
-        found = f"valid loss {last['valid_nll']:.4f} nats {unit}, best checkpoint {best}" if last else "not evaluated"
+        task = tasks.find(config.task)
+        loss = f"{last['valid_nll']:.4f} nats {task.unit}" if last else ""
+        found = f"valid loss {loss}, best checkpoint {best}" if last else "not evaluated"
         answer.print(f"{folder}: {found}", soft_wrap=True, markup=False)
-        uses = f", or echo … | leadline translate {folder}" if config.task == "translation" else ""
+        uses = "".join(f", or echo … | leadline {command} {folder}" for command in task.commands)
         answer.print(f"next: leadline evaluate {folder}{uses}", soft_wrap=True)
 
 
@@ -127,17 +130,15 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """What a run has learnt: its loss, and of a translation sacreBLEU and chrF with the signatures to compare by."""
-    from leadline.tasks import Translation
-
     trained = load_run(run, which, device, assignments)
     with counting(counted(trained.config)) as progress:
         task = trained.task(progress)
     tell(task.store.notes)
     split = split or ("test" if "test" in task.store.manifest["splits"] else "valid")
     found = task.evaluate(trained.model, split)
-    if isinstance(task, Translation):
-        with sentences_bar(len(task.store.sentences(split)) if split != "train" else 0) as advance:
-            found |= task.score(trained.model, split, on_translated=advance)
+    if sentences := task.scored(split):
+        with sentences_bar(sentences) as advance:
+            found |= task.scores(trained.model, split, on_done=advance)
     found = {"run": str(run), "split": split, "checkpoint": trained.checkpoint} | found
     if as_json:
         print_json(found)
@@ -159,23 +160,26 @@ def translate(
     as_json: Json = False,
 ) -> None:
     """Translate line by line: stdin to stdout as it comes, or a file."""
-    from leadline.data.text import lines_of, lines_ready
-
     translator = load_run(run, which, device, assignments).translator()
-    if source:
-        lines = list(lines_of(source))
-        with sentences_bar(len(lines)) as advance:
-            chunks: Iterator[tuple[list[str], list[str]]] = iter([(lines, translator.translate(lines, advance))])
-    else:
-        chunks = ((chunk, translator.translate(chunk)) for chunk in lines_ready(sys.stdin.buffer))
-    out = target.open("w", encoding="utf-8") if target else sys.stdout
-    try:
-        for asked, translated in chunks:
+    with written(target) if target else contextlib.nullcontext(sys.stdout) as out:
+        for asked, translated in _translations(translator, source):
             for left, right in zip(asked, translated, strict=True):
                 print(to_json({"source": left, "translation": right}) if as_json else right, file=out)
             out.flush()
-    finally:
-        if target:
-            out.close()
     if translator.split_up:
         screen.print(f"{translator.split_up} lines were longer than the model's limit and translated in pieces")
+
+
+def _translations(translator: Any, source: Path | None) -> Iterator[tuple[list[str], list[str]]]:
+    """Lines and their translations: a file's all at once, those of stdin as they come."""
+    from leadline.data.text import lines_of, lines_ready
+
+    if source:
+        lines = list(lines_of(source))
+        with sentences_bar(len(lines)) as advance:
+            yield lines, translator.translate(lines, advance)
+    elif sys.stdin is None:
+        raise UserError("stdin is closed: pipe sentences into leadline translate, or name a file with --input")
+    else:
+        for chunk in lines_ready(sys.stdin.buffer):  # type: ignore[arg-type]  # has read1, which its type does not say
+            yield chunk, translator.translate(chunk)

@@ -1,7 +1,5 @@
 """Documents as tokens: one block of text a shard, made by several processes, each shard whole or absent.
 
-    FOLDER/manifest.json             as for pairs (leadline.data.store); "holds": "documents"
-    FOLDER/tokenizer.json
     FOLDER/train-00000.tokens.npy    all tokens of the block's documents, one sentence after the other
     FOLDER/train-00000.ends.npy      [sentences] where each ends
     FOLDER/train-00000.documents.npy [documents] how many sentences there are up to the end of each
@@ -36,7 +34,7 @@ from leadline.data.documents import Documents, Paragraph
 from leadline.data.sentences import splitter
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
-from leadline.files import sha256, write_json
+from leadline.files import write_json
 
 BLOCK = 1 << 23  # characters of a shard
 CHUNK = 2048  # sentences encoded at once
@@ -129,10 +127,8 @@ def build(folder: Path, config: DataConfig, source: Documents, progress: Any) ->
     for path in [folder / "work.json", *folder.glob("block-*.json"), *folder.glob(".*")]:
         path.unlink()
     return {
-        "holds": "documents",
         "vocab_size": Tokenizer.load(folder / "tokenizer.json", config).vocab_size,
         "splits": facts,
-        "sha256": {path.name: sha256(path) for path in sorted(folder.iterdir())},
     }
 
 
@@ -275,7 +271,7 @@ def _save(path: Path, array: np.ndarray) -> None:
     temporary.replace(path)
 
 
-def open_shards(folder: Path, name: str, numbers: Iterable[int]) -> list[Shard]:
+def read(folder: Path, name: str, numbers: Iterable[int]) -> list[Shard]:
     parts = Shard._fields
     return [
         Shard(*(np.load(folder / f"{name}-{number:05d}.{part}.npy", mmap_mode="r") for part in parts))

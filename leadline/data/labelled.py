@@ -1,6 +1,6 @@
 """Labelled text as tokens, for leadline.tasks.classification. A whole split is held in memory while it is written.
 
-FOLDER/manifest.json          as for pairs (leadline.data.store); "holds": "examples"; "labels": their names, in order
+FOLDER/manifest.json          "labels": their names, in order
 FOLDER/train-00000.tokens.npy as for pairs; the second side is empty where an example is one text
 FOLDER/train-00000.ends.npy
 FOLDER/train.labels.npy       [rows] which of the labels
@@ -19,7 +19,6 @@ from leadline.config import DataConfig
 from leadline.data.tables import Example, Examples
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
-from leadline.files import sha256
 
 
 def build(folder: Path, config: DataConfig, source: Examples, progress: Any) -> dict[str, Any]:
@@ -34,11 +33,9 @@ def build(folder: Path, config: DataConfig, source: Examples, progress: Any) -> 
     tokenizer = Tokenizer(bpe, config)
     facts = {split: _encode(folder, split, examples, labels, tokenizer) for split, examples in splits.items()}
     return {
-        "holds": "examples",
         "labels": labels,
         "vocab_size": tokenizer.vocab_size,
         "splits": facts,
-        "sha256": {path.name: sha256(path) for path in sorted(folder.iterdir())},
         "notes": source.notes(),
     }
 
@@ -75,7 +72,7 @@ def _encode(
             )
     config = tokenizer.config
     sides = [tokenizer.encode(texts, config.source_lang) for texts in ([e[i] for e in examples] for i in (0, 1))]
-    both = bool(config.second) or config.source.startswith("builtin:")
+    both = bool(config.second)
     kept = [(e, a, b) for e, a, b in zip(examples, *sides, strict=True) if a and (b or not both)]
     if not kept:
         raise UserError(f"no example of {split} has text")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from leadline.config import DataConfig
+from leadline.data.sources import parse
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ def corpus_of(data: DataConfig) -> Corpus | None:
     are German and English. Whatever the name, tokenised German to English with 10,000 tokens is meant to be IWSLT14:
     that is what the iwslt14 recipes ask for, and no other.
     """
-    kind, _, path = data.source.partition(":")
-    name = Path(path).name.lower()
-    if kind == "table":
+    source = parse(data.source)
+    name = source.path.name.lower()
+    if source.kind == "table":
         return {"mrpc": MRPC, "msrparaphrasecorpus": MRPC, "rte": RTE}.get(name)
-    if kind != "text" or {data.source_lang, data.target_lang} != {"de", "en"}:
+    if source.kind != "text" or {data.source_lang, data.target_lang} != {"de", "en"}:
         return None
     if "wmt14" in name:
         return WMT14

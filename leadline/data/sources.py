@@ -1,236 +1,121 @@
-"""Where sentences come from. A source gives (source line, target line) pairs of a split, as a stream.
+"""Where data comes from: `data.source` as a value, and one table of its kinds.
 
-builtin:numerals   number words, dates, amounts and names in many languages, made on the spot
-text:FOLDER        train.de, train.en, valid.de, …, or OPUS-100's opus.de-en-train.de, …; plain, .gz or .xz.
-                   Words that subword-nmt's BPE has split ("wor@@ ds"), as in fairseq's folders, are joined again
-hf:NAME_OR_PATH    a Hugging Face dataset with a `translation` column or a column a language
-
-Sources of documents are in leadline.data.documents, of labelled text in leadline.data.tables.
+A kind holds pairs, documents or examples. What each of those is made of, how it becomes tokens and how it is read again
+stands in `FORMS`; adding a source is a line in `KINDS`.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import itertools
-import random
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NoReturn
 
 from leadline.config import DataConfig
-from leadline.data import numerals
-from leadline.data.text import lines_of
+from leadline.data import corpus, labelled, parallel
+from leadline.data.documents import TextDocuments
+from leadline.data.pairs import HuggingFace, Numerals, TextFolder
+from leadline.data.python_docs import PythonDocs
+from leadline.data.tables import SameMeaning, Table
 from leadline.errors import UserError
 
-SPLITS = ("train", "valid", "test")
-Pair = tuple[str, str]
+
+@dataclass(frozen=True)
+class Form:
+    """What data is made of."""
+
+    words: str  # for people
+    needed: str  # how a user gives such data
+    build: Callable[[Path, DataConfig, Any, Any], dict[str, Any]]  # fill a folder; what its manifest says
+    read: Callable[[Path, str, Any], Any]  # a split of such a folder
+    resumes: bool = False  # a preparation that was killed is gone on with
 
 
-class Source(Protocol):
-    def fingerprint(self) -> str:
-        """Changes when the sentences change."""
-
-    def pairs(self, split: str) -> Iterator[Pair]:
-        """The split from its beginning; UserError where it is damaged."""
-
-    def splits(self) -> tuple[str, ...]:
-        """Those that exist: always train and valid."""
-
-    def notes(self) -> list[str]:
-        """What people should know of how it is read, a sentence each."""
+FORMS = {
+    "pairs": Form("pairs of sentences", "text:FOLDER", parallel.build, parallel.read),
+    "documents": Form("documents", "documents:PATH", corpus.build, corpus.read, resumes=True),
+    "examples": Form("labelled text", "table:PATH", labelled.build, parallel.read),
+}
 
 
-def open_source(config: DataConfig) -> Source:
-    kind, _, rest = config.source.partition(":")
-    if kind == "builtin" and rest == "numerals":
-        return Numerals(config)
-    if kind == "text" and rest:
-        return TextFolder(Path(rest).expanduser(), config)
-    if kind == "hf" and rest:
-        return HuggingFace(rest, config)
+@dataclass(frozen=True)
+class Source:
+    """`kind:place`, or the name of a builtin one, which has no place."""
+
+    kind: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.place}" if self.place else self.kind
+
+    @property
+    def path(self) -> Path:
+        return Path(self.place).expanduser()
+
+    @property
+    def holds(self) -> str:
+        """A name of FORMS, or "" where only the folder says."""
+        return KINDS[self.kind].holds
+
+    def open(self, config: DataConfig) -> Any:
+        """Its text, to be read: what its form's `build` takes."""
+        return KINDS[self.kind].open(self, config)
+
+    def absolute(self) -> Source:
+        """The same from any current folder."""
+        named = KINDS[self.kind].place
+        is_path = named and (named != HUB or Path(self.place.partition("#")[0]).expanduser().exists())
+        return Source(self.kind, str(self.path.absolute())) if is_path else self
+
+
+@dataclass(frozen=True)
+class Kind:
+    holds: str
+    open: Callable[[Source, DataConfig], Any]
+    place: str = ""  # what stands behind the colon, for people; "": nothing does
+
+
+def _prepared(source: Source, _: DataConfig) -> NoReturn:
+    raise UserError(f"data.source={source} is prepared: its text is not there")
+
+
+def _imported(source: Source, _: DataConfig) -> NoReturn:
     raise UserError(
-        f"data.source={config.source!r} is not a source: "
-        "use builtin:numerals, text:FOLDER or hf:NAME_OR_PATH for pairs of sentences, "
-        "builtin:python-docs or documents:PATH for documents, builtin:same-meaning or table:PATH for labelled text, "
-        "or prepared:FOLDER"
+        f"this run was imported from {source.place} and has no data: give it some with "
+        "--set data.source=documents:PATH (text:FOLDER for translation, table:PATH for classification)"
     )
 
 
-class Numerals:
-    KEPT = 100_000  # a corpus up to this size is made once, though it is read twice
-
-    def __init__(self, config: DataConfig) -> None:
-        self.config = config
-        self.made: dict[str, list[Pair]] = {}
-        self.sizes = {"train": config.size, "valid": 500, "test": 500}
-
-    def fingerprint(self) -> str:
-        code = Path(numerals.__file__).read_bytes()
-        return hashlib.sha256(code + f"{self.config.size} {self.config.seed}".encode()).hexdigest()
-
-    def splits(self) -> tuple[str, ...]:
-        return SPLITS
-
-    def notes(self) -> list[str]:
-        return []
-
-    def pairs(self, split: str) -> Iterator[Pair]:
-        config, size = self.config, self.sizes[split]
-        if split in self.made:
-            return iter(self.made[split])
-        try:
-            pairs = numerals.pairs(config.source_lang, config.target_lang, split, size, config.seed)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        if size > self.KEPT:
-            return pairs
-        self.made[split] = list(pairs)
-        return iter(self.made[split])
+HUB = "NAME_OR_PATH"
+KINDS = {
+    "builtin:numerals": Kind("pairs", lambda source, config: Numerals(config)),
+    "text": Kind("pairs", lambda source, config: TextFolder(source.path, config), "FOLDER"),
+    "hf": Kind("pairs", lambda source, config: HuggingFace(source.place, config), HUB),
+    "builtin:python-docs": Kind("documents", lambda source, config: PythonDocs()),
+    "documents": Kind("documents", lambda source, config: TextDocuments(source.path), "PATH"),
+    "builtin:same-meaning": Kind("examples", lambda source, config: SameMeaning(config)),
+    "table": Kind("examples", lambda source, config: Table(source.path, config), "PATH"),
+    "prepared": Kind("", _prepared, "FOLDER"),
+    "imported": Kind("", _imported, "FOLDER"),
+}
 
 
-OPUS_SPLITS = {"train": "train", "valid": "dev", "test": "test"}
-SPLIT_WORD = re.compile(r"(?<=\S)@@ ")  # how subword-nmt marks that a word goes on
+def parse(text: str) -> Source:
+    """data.source as a value; UserError where it is none."""
+    kind, _, place = text.partition(":")
+    if text in KINDS and not KINDS[text].place:
+        return Source(text)
+    if kind in KINDS and KINDS[kind].place and place.strip():
+        return Source(kind, place)
+    raise UserError(f"data.source={text!r} is not a source: use {'; '.join(_choices())}; or prepared:FOLDER")
 
 
-class TextFolder:
-    """Files by split and language suffix, line by line."""
-
-    def __init__(self, folder: Path, config: DataConfig) -> None:
-        if not folder.is_dir():
-            raise UserError(f"data.source: the folder {folder} does not exist")
-        self.folder, self.config = folder, config
-        self.languages = (config.source_lang, config.target_lang)
-        self._own = {s: self._files(s) for s in SPLITS if any(self._find(s, lang) for lang in self.languages)}
-        if "train" not in self._own:
-            self._files("train")  # says which file is missing
-        if "valid" not in self._own and not config.holdout:
-            name = f"valid.{config.source_lang}"
-            raise UserError(
-                f"{folder} has no {name} (nor .gz, .xz): "
-                "add the valid files, or hold pairs out of train with data.holdout=1000"
-            )
-
-    def _find(self, split: str, language: str) -> Path | None:
-        pairs = ("-".join(self.languages), "-".join(reversed(self.languages)))
-        names = [f"{split}.{language}", *(f"opus.{pair}-{OPUS_SPLITS[split]}.{language}" for pair in pairs)]
-        candidates = (self.folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz", ".xz"))
-        return next((path for path in candidates if path.is_file()), None)
-
-    def _files(self, split: str) -> tuple[Path, Path]:
-        found = [self._find(split, language) for language in self.languages]
-        for language, path in zip(self.languages, found, strict=True):
-            if path is None:
-                raise UserError(f"{self.folder} has no {split}.{language} (nor .gz, .xz)")
-        return found[0], found[1]  # type: ignore[return-value]
-
-    def splits(self) -> tuple[str, ...]:
-        return SPLITS if self.config.holdout else tuple(self._own)
-
-    def notes(self) -> list[str]:
-        return ['BPE had split the words of the text ("wor@@ ds"): they are joined again'] if self._split_up else []
-
-    @functools.cached_property
-    def _split_up(self) -> bool:
-        """Whether one in ten of the first lines of train has a word that BPE has split."""
-        lines = [line for path in self._own["train"] for line in itertools.islice(lines_of(path), 1000)]
-        return 10 * sum(bool(SPLIT_WORD.search(line)) for line in lines) > len(lines)
-
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(str(self.config.holdout).encode() + b" joined" * self._split_up)
-        for split, files in self._own.items():
-            for path in files:
-                digest.update(f"{split} {path.name} ".encode())
-                with path.open("rb") as file:
-                    while block := file.read(1 << 20):
-                        digest.update(block)
-        return digest.hexdigest()
-
-    def pairs(self, split: str) -> Iterator[Pair]:
-        if split in self._own and not (split == "train" and self.config.holdout):
-            yield from self._read(split)
-            return
-        chosen = self._held_out()
-        for number, pair in enumerate(self._read("train")):
-            if chosen.get(number, "train") == split:
-                yield pair
-
-    def _read(self, split: str) -> Iterator[Pair]:
-        """The pairs of a split's own files, their words joined."""
-        for left, right in _parallel(*self._own[split]):
-            yield (SPLIT_WORD.sub("", left), SPLIT_WORD.sub("", right)) if self._split_up else (left, right)
-
-    def _held_out(self) -> dict[int, str]:
-        """Line numbers of train that serve as the splits that have no files of their own."""
-        wanted = [s for s in ("valid", "test") if s not in self._own]
-        total = sum(1 for _ in _parallel(*self._own["train"]))
-        needed = self.config.holdout * len(wanted)
-        if needed * 2 > total:
-            raise UserError(
-                f"data.holdout={self.config.holdout} would take {needed} of the {total} pairs in {self.folder}: "
-                "choose fewer"
-            )
-        lines = random.Random(self.config.seed).sample(range(total), needed)
-        return {line: wanted[i // self.config.holdout] for i, line in enumerate(lines)}
+def _choices() -> Iterator[str]:
+    for name, form in FORMS.items():
+        kinds = [f"{k}:{kind.place}" if kind.place else k for k, kind in KINDS.items() if kind.holds == name]
+        yield f"{', '.join(kinds)} for {form.words}"
 
 
-def _parallel(source: Path, target: Path) -> Iterator[Pair]:
-    missing = object()
-    lines = itertools.zip_longest(lines_of(source), lines_of(target), fillvalue=missing)
-    count = 0
-    for count, (left, right) in enumerate(lines, 1):
-        if left is missing or right is missing:
-            shorter, longer = (source, target) if left is missing else (target, source)
-            total = count - 1
-            raise UserError(f"{shorter} ends after {total} lines but {longer} goes on: the two must be line by line")
-        yield left, right  # type: ignore[misc]
-    if not count:
-        raise UserError(f"{source} is empty")
-
-
-class HuggingFace:
-    """A dataset with a `translation` column of {language: text}, or with one text column a language."""
-
-    def __init__(self, name: str, config: DataConfig) -> None:
-        try:
-            import datasets
-        except ImportError:
-            raise UserError("hf: sources need the datasets library: pip install 'leadline[datasets]'") from None
-        path, _, subset = name.partition("#")
-        try:
-            if Path(path).is_dir() and (Path(path) / "dataset_dict.json").exists():
-                found = datasets.load_from_disk(path)
-            else:
-                found = datasets.load_dataset(path, subset or None)
-        except Exception as error:
-            reason = str(error).strip().splitlines()
-            raise UserError(
-                f"the Hugging Face dataset {name!r} cannot be loaded: {reason[0] if reason else error!r}"
-            ) from None
-        self.name, self.config = name, config
-        self.data = {"valid" if s == "validation" else s: rows for s, rows in found.items()}
-        for split in ("train", "valid"):
-            if split not in self.data:
-                raise UserError(f"the dataset {name!r} has no {split} split, only {', '.join(self.data)}")
-
-    def splits(self) -> tuple[str, ...]:
-        return tuple(s for s in SPLITS if s in self.data)
-
-    def notes(self) -> list[str]:
-        return []
-
-    def fingerprint(self) -> str:
-        return " ".join(self.data[s]._fingerprint for s in self.splits())
-
-    def pairs(self, split: str) -> Iterator[Pair]:
-        languages = (self.config.source_lang, self.config.target_lang)
-        for number, row in enumerate(self.data[split]):
-            texts = row.get("translation", row)
-            for language in languages:
-                if not isinstance(texts.get(language), str):
-                    raise UserError(
-                        f"row {number} of {split} in {self.name!r} has no text for {language!r}, "
-                        f"only {', '.join(texts)}"
-                    )
-            yield texts[languages[0]], texts[languages[1]]
+def open_source(config: DataConfig) -> Any:
+    """The text that data.source names, to be read."""
+    return parse(config.source).open(config)

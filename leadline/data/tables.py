@@ -1,4 +1,4 @@
-"""Where labelled text comes from. A source gives examples of a split: a text or two, and a label, as a stream.
+"""Labelled text: a source gives examples of a split, a text or two and a label, as a stream.
 
 table:PATH            a file of rows with named columns, or a folder with files train, valid (or dev, validation) and
                       test: .tsv (no quotes, as GLUE's), .csv, .jsonl; plain, .gz or .xz; or with MRPC's original
@@ -12,13 +12,14 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from leadline.config import DataConfig
 from leadline.data import numerals, same_meaning
+from leadline.data.holdout import held_out
+from leadline.data.remembered import fingerprint
 from leadline.data.text import lines_of
 from leadline.errors import UserError, nearest
 
@@ -47,16 +48,6 @@ class Examples(Protocol):
 
     def notes(self) -> list[str]:
         """What people should know of how it is read, a sentence each."""
-
-
-def holds_examples(source: str) -> bool:
-    return source.startswith("table:") or source == "builtin:same-meaning"
-
-
-def open_examples(config: DataConfig) -> Examples:
-    if config.source == "builtin:same-meaning":
-        return SameMeaning(config)
-    return Table(Path(config.source.removeprefix("table:")).expanduser(), config)
 
 
 class SameMeaning:
@@ -122,19 +113,15 @@ class Table:
         return notes
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(b"test is unlabelled" if self.config.holdout and self._unlabelled else b"")
-        for split, path in self._own.items():
-            digest.update(f"{split} {path.suffixes} ".encode() + path.read_bytes())
-        return digest.hexdigest()
+        start = b"test is unlabelled" if self.config.holdout and self._unlabelled else b""
+        return fingerprint(start, [(f"{split} {path.suffixes} ", path) for split, path in self._own.items()])
 
     def examples(self, split: str) -> Iterator[Example]:
         if split in self._own and not (split == "train" and self._held):
-            yield from self._read(self._own[split])
-            return
-        chosen = self._held_out()
-        for number, example in enumerate(self._read(self._own["train"])):
-            if chosen.get(number, "train") == split:
-                yield example
+            return self._read(self._own[split])
+        return held_out(
+            split, self._held, lambda: self._read(self._own["train"]), self.config, f"examples in {self.path}"
+        )
 
     def _read(self, path: Path) -> Iterator[Example]:
         count = 0
@@ -157,17 +144,6 @@ class Table:
             raise UserError(
                 f"{path} has no examples: it is empty" + ("" if _kind(path) in JSON else " but for its header")
             )
-
-    def _held_out(self) -> dict[int, str]:
-        """The numbers of the examples of train that serve as the splits that have no file of their own."""
-        total = sum(1 for _ in self._read(self._own["train"]))
-        needed = self.config.holdout * len(self._held)
-        if needed * 2 > total:
-            raise UserError(
-                f"data.holdout={self.config.holdout} would take {needed} of the {total} examples: choose fewer"
-            )
-        numbers = random.Random(self.config.seed).sample(range(total), needed)
-        return {number: self._held[i // self.config.holdout] for i, number in enumerate(numbers)}
 
 
 JSON = (".jsonl", ".ndjson", ".json")

@@ -6,12 +6,11 @@ import codecs
 import functools
 import gzip
 import lzma
-import queue
-import threading
 import zlib
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from leadline.errors import UserError
 
@@ -57,26 +56,24 @@ def decoded(line: bytes, where: str, number: int, before: int = 0) -> str:
         raise UserError(f"{where}, line {number}: not valid UTF-8 ({place})") from None
 
 
-def lines_ready(stream: IO[bytes], most: int = 256) -> Iterator[list[str]]:
-    """The lines that have arrived, as soon as there is one: a pipe is answered without waiting for its end."""
-    arrived: queue.Queue[bytes | None] = queue.Queue(4 * most)
+def lines_ready(stream: BufferedIOBase, most: int = 256) -> Iterator[list[str]]:
+    """The lines that have arrived, as soon as there is one: a pipe is answered without waiting for its end.
 
-    def read() -> None:
-        for line in iter(stream.readline, b""):
-            arrived.put(line)
-        arrived.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    number, ended = 0, False
+    No thread reads ahead: one that waits in the stream when the interpreter exits aborts it.
+    """
+    number, begun = 0, list[bytes]()  # lines given, pieces of the one that has no end yet
+    ended = False
     while not ended:
-        chunk: list[str] = []
-        item = arrived.get()
-        while item is not None:
-            number += 1
-            chunk.append(decoded(item, "stdin", number))
-            if len(chunk) == most or arrived.empty():
-                break
-            item = arrived.get()
-        ended = item is None
-        if chunk:
-            yield chunk
+        read = stream.read1(1 << 16)  # what is there, or waits for it
+        ended = not read
+        first, *others = read.split(b"\n")
+        begun.append(first)
+        lines = []
+        if others:
+            lines, begun = [b"".join(begun), *others[:-1]], [others[-1]]
+        elif ended and any(begun):
+            lines = [b"".join(begun)]
+        for start in range(0, len(lines), most):
+            chunk = lines[start : start + most]
+            yield [decoded(line, "stdin", number + i) for i, line in enumerate(chunk, 1)]
+            number += len(chunk)

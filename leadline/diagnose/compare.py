@@ -17,6 +17,7 @@ from torch import nn
 from leadline.diagnose import probe
 from leadline.diagnose.probe import Subject
 from leadline.diagnose.record import Record
+from leadline.diagnose.stream import Reader
 from leadline.diagnose.verdict import STEPS, features, probability, score
 
 
@@ -53,16 +54,8 @@ def measure(subject: Subject, rate: float) -> Compared:
 
 
 def _growth(subject: Subject, layers: nn.Module) -> float:
-    sizes: list[float] = []
-
-    def note(module: Any, _: Any, output: Any) -> None:
-        sizes.append(float(module.stream(output).float().norm(dim=-1).mean()))
-
-    handles = [connection.register_forward_hook(note) for connection in layers.connections()]  # type: ignore[operator]
-    try:
-        with probe.quiet(subject.model):
-            subject.run(subject.batches[0])
-    finally:
-        for handle in handles:
-            handle.remove()
+    with Reader() as reader, probe.quiet(subject.model):
+        streams = reader.streams(layers)
+        subject.run(subject.batches[0])
+    sizes = [float(norm) for (norm,) in streams.values()]
     return sizes[-1] / sizes[0]

@@ -14,12 +14,12 @@ watch/norm_input/STACK.KIND and watch/second_matrix/STACK.LAYER.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from leadline.diagnose.stream import Norms, Reader
 from leadline.errors import UserError
 from leadline.model.block import Block
 from leadline.model.operations import PLAIN
@@ -37,9 +37,9 @@ class Drift:
         self.batch: tuple[Any, ...] = ()
         self.start: Tensor | None = None
         self.before: Tensor | None = None
-        self.inputs: dict[str, list[Tensor]] = defaultdict(list)
+        self.reader = Reader()
+        self.inputs: Norms = {}
         self.matrices: dict[str, float] = {}
-        self.handles: list[Any] = []
 
     def __call__(self, event: Any) -> None:
         """Events say nothing it needs."""
@@ -49,18 +49,16 @@ class Drift:
 
     def begin(self, model: nn.Module) -> None:
         self.model = model
-        self.inputs.clear()
-        self.handles = [norm.register_forward_pre_hook(self._note(name)) for name, norm in _norms(model)]
+        self.inputs = self.reader.norm_inputs(model)
         if not self.batch:
-            self.handles.append(model.register_forward_pre_hook(self._keep, with_kwargs=True))
+            self.reader.before(model, self._keep)
 
     def _keep(self, model: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if not self.batch:
             self.batch = (args, keywords)
 
     def seen(self) -> None:
-        for handle in self.handles:
-            handle.remove()
+        self.reader.close()
 
     def gradients(self) -> None:
         """Before the optimizer's step: where it starts from."""
@@ -79,14 +77,9 @@ class Drift:
         assert self.before is not None
         after = self._output()
         row = {"watch/drift": _size(after - self.start), "watch/change": _size(after - self.before)}
-        row |= {f"watch/norm_input/{k}": float(torch.stack(v).mean()) for k, v in self.inputs.items()}
+        root = math.sqrt(self.model.config.dim)
+        row |= {f"watch/norm_input/{k}": float((torch.stack(v) / root).mean()) for k, v in self.inputs.items()}
         return row | self.matrices, ""
-
-    def _note(self, name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            self.inputs[name].append(args[0].detach().float().norm(dim=-1).mean() / math.sqrt(args[0].shape[-1]))
-
-        return hook
 
     @torch.no_grad()
     def _output(self) -> Tensor:
@@ -98,17 +91,6 @@ class Drift:
                 return model(*args, **keywords).float()
         finally:
             model.train(training)
-
-
-def _norms(model: Any) -> list[tuple[str, nn.Module]]:
-    """The norms of the residual connections, by stack and kind of sublayer."""
-    found = []
-    for block in (module for module in model.modules() if isinstance(module, Block)):
-        for connection, _ in block.connections():
-            norm = getattr(connection, "norm", None)
-            if isinstance(norm, nn.Module):
-                found.append((f"{connection.site.stack}.{connection.site.kind}", norm))
-    return found
 
 
 def _size(x: Tensor) -> float:

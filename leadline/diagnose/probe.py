@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from leadline.diagnose import faults, structure, trace
 from leadline.diagnose.record import Record
+from leadline.diagnose.stream import evaluated, token_norm
 from leadline.diagnose.structure import Connection
 from leadline.errors import UserError
 
@@ -144,17 +145,8 @@ def seeded(seed: int = 0) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
     """Without dropout, whose noise would make tokens look different that are not; every module's mode is put back."""
-    modes = [(module, module.training) for module in model.modules()]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    try:
-        model.eval()
-        torch.backends.mha.set_fastpath_enabled(False)  # it computes a whole layer in one call, out of sight
-        with seeded(), torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for module, mode in modes:
-            module.training = mode
+    with evaluated(model), seeded(), torch.no_grad():
+        yield
 
 
 @contextlib.contextmanager
@@ -166,10 +158,6 @@ def _one_sentence(model: nn.Module) -> Iterator[None]:
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{type(model).__name__} cannot be run on this batch: {reason}") from error
-
-
-def _token_norm(x: Tensor) -> float:
-    return float(x.flatten(0, -2).norm(dim=-1).mean())
 
 
 def diversity(x: Tensor) -> float:
@@ -215,8 +203,8 @@ def _streams(subject: Subject, seed: int) -> list[Record]:
         left, right, result = wanted[c.add]
         branch = right if nodes[c.add].inputs[1] == c.branch else left
         records += [
-            Record("hidden_norm", _token_norm(result), c.where, **at),
-            Record("branch_norm", _token_norm(branch), c.where, **at),
+            Record("hidden_norm", float(token_norm(result)), c.where, **at),
+            Record("branch_norm", float(token_norm(branch)), c.where, **at),
             Record("diversity", diversity(result), c.where, **at),
         ]
         for node in c.norm_nodes:
@@ -224,7 +212,7 @@ def _streams(subject: Subject, seed: int) -> list[Record]:
             size = (x - x.mean(-1, keepdim=True) if nodes[node].centred else x).flatten(0, -2).norm(dim=-1)
             root = math.sqrt(x.shape[-1])
             where = nodes[node].module
-            records.append(Record("norm_input", float(x.flatten(0, -2).norm(dim=-1).mean()) / root, where, **at))
+            records.append(Record("norm_input", float(token_norm(x)) / root, where, **at))
             records.append(Record("norm_jacobian", float((root / size.clamp_min(1e-12)).mean()), where, **at))
     return records
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from leadline.diagnose.faults import Size
-from leadline.errors import UserError
+from leadline.diagnose.stream import Reader, evaluated
 
 NORM_FUNCTIONS = {"layer_norm", "rms_norm", "native_layer_norm", "group_norm", "normalize"}
 ATTENTION_FUNCTIONS = {"scaled_dot_product_attention", "multi_head_attention_forward"}  # (query, key, value, …)
@@ -66,11 +66,11 @@ class Graph:
     output: int = -1  # the node of the model's first output, if it is one
 
     def users(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        users: dict[int, list[int]] = {}
         for index, node in enumerate(self.nodes):
             for source in node.inputs:
-                found.setdefault(source, []).append(index)
-        return found
+                users.setdefault(source, []).append(index)
+        return users
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -237,26 +237,10 @@ def _made_of(graph: Graph, index: int, source: int) -> set[int]:
     return seen if reached else set()
 
 
-@contextlib.contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """Within it nothing is dropped, neither layers nor paths, and no layer is replaced by a single fused call."""
-    if any(t.is_meta for t in model.parameters()):
-        raise UserError("the model is on the meta device, but it has to run once: move it to a real device first")
-    modes, fast = {m: m.training for m in model.modules()}, torch.backends.mha.get_fastpath_enabled()
-    model.eval()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for module, training in modes.items():
-            module.training = training
-
-
 @torch.no_grad()
 def find_norms(model: nn.Module, run: Callable[[], Any]) -> dict[nn.Module, bool]:
     """Modules whose output does not change when their input is scaled; True: nor when a constant is added."""
-    found: dict[nn.Module, bool] = {}
+    norms: dict[nn.Module, bool] = {}
     asked: set[nn.Module] = set()
 
     def ask(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -277,24 +261,16 @@ def find_norms(model: nn.Module, run: Callable[[], Any]) -> dict[nn.Module, bool
             return
         size = float(y.norm()) or 1.0
         if float((scaled - y).norm()) < 0.02 * size < float((other - y).norm()):
-            found[module] = float((shifted - y).norm()) < 0.02 * size
+            norms[module] = float((shifted - y).norm()) < 0.02 * size
 
-    handles = [
-        module.register_forward_hook(ask, with_kwargs=True)
-        for module in model.modules()
-        if module is not model
-        and all(p.ndim <= 1 for p in module.parameters())
-        and len(list(module.parameters())) <= 3
-        and not any(True for child in module.modules() if child in found)
-    ]
-    try:
-        with evaluated(model):
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    outer = {m for m in found for child in m.modules() if child is not m and child in found}
-    return {m: centred for m, centred in found.items() if m not in outer} | {m: found[m] for m in outer}
+    with Reader() as reader, evaluated(model):
+        for module in model.modules():
+            weights = list(module.parameters())
+            if module is not model and len(weights) <= 3 and all(p.ndim <= 1 for p in weights):
+                reader.after(module, ask)
+        run()
+    outer = {m for m in norms for child in m.modules() if child is not m and child in norms}
+    return {m: centred for m, centred in norms.items() if m not in outer} | {m: norms[m] for m in outer}
 
 
 @contextlib.contextmanager
@@ -318,7 +294,7 @@ def recording(
                 entered[id(module)] = args[0]
             recorder.paused += 1
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if module in norms:
             recorder.paused -= 1
             x = entered.pop(id(module), None)
@@ -337,17 +313,15 @@ def recording(
             recorder.modules.pop()
 
     module_names = {module: name for name, module in model.named_modules()}
-    handles: list[Any] = []
-    for module in model.modules():
-        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        with evaluated(model), recorder:
-            yield recorder
-    finally:
-        for handle in handles:
-            handle.remove()
-        recorder.alive.clear()
+    with Reader() as reader:
+        for module in model.modules():
+            reader.before(module, enter)
+            reader.after(module, leave)
+        try:
+            with evaluated(model), recorder:
+                yield recorder
+        finally:
+            recorder.alive.clear()
 
 
 def _inputs(recorder: Recorder, args: Any, kwargs: Any) -> None:
@@ -373,12 +347,12 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> tuple[Graph, dict[nn.Modu
 
 def sizes(model: nn.Module) -> dict[str, Size]:
     """How widely each matrix spreads, and the bias of the module it belongs to."""
-    found: dict[str, Size] = {}
+    spreads: dict[str, Size] = {}
     names = {id(p): name for name, p in model.named_parameters()}
     for module in model.modules():
         bias = getattr(module, "bias", None)
         bias_std = float(bias.detach().float().pow(2).mean().sqrt()) if isinstance(bias, nn.Parameter) else None
         for p in module.parameters(recurse=False):
             if p.ndim == 2 and p.numel():
-                found[names[id(p)]] = Size(tuple(p.shape), float(p.detach().float().std(correction=0)), bias_std)
-    return found
+                spreads[names[id(p)]] = Size(tuple(p.shape), float(p.detach().float().std(correction=0)), bias_std)
+    return spreads

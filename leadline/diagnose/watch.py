@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leadline.diagnose.stream import Norms, Reader, connections_of
 from leadline.errors import UserError
-from leadline.model.block import Block
 
 REMEMBERED = 20  # looks that "usual" is the median of
 ENOUGH = 5  # looks before the first alarm
@@ -32,8 +32,8 @@ class Watch:
         self.usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self.alarmed: set[str] = set()
         self.groups: dict[str, list[nn.Parameter]] = {}
-        self.hidden: dict[str, Tensor] = {}
-        self.handles: list[Any] = []
+        self.reader = Reader()
+        self.streams: Norms = {}
         self.gradient_norms: list[Tensor] = []
         self.before_step: list[Tensor] = []
 
@@ -49,19 +49,10 @@ class Watch:
         if [id(p) for group in groups.values() for p in group] != [id(p) for g in self.groups.values() for p in g]:
             self.usual.clear()  # another model
             self.alarmed.clear()
-        self.groups, self.hidden = groups, {}
-
-        def listen(name: str) -> Any:
-            def hook(module: Any, args: Any, output: Any) -> None:
-                self.hidden[name] = module.stream(output).detach().float().norm(dim=-1).mean()
-
-            return hook
-
-        self.handles = [c.register_forward_hook(listen(name)) for name, c in connections_of(model).items()]
+        self.groups, self.streams = groups, self.reader.streams(model)
 
     def seen(self) -> None:
-        for handle in self.handles:
-            handle.remove()
+        self.reader.close()
 
     def gradients(self) -> None:
         """After the backward pass."""
@@ -75,12 +66,13 @@ class Watch:
         moved = iter(self.before_step)
         updates = [_norm([p.detach() - next(moved) for p in group]) for group in self.groups.values()]
         self.before_step = []
-        read = torch.stack([*self.gradient_norms, *updates, *self.hidden.values()]).tolist()  # one wait for the device
+        hidden = {name: norms[-1] for name, norms in self.streams.items()}
+        read = torch.stack([*self.gradient_norms, *updates, *hidden.values()]).tolist()  # one wait for the device
         count = len(self.groups)
         row = {f"watch/grad/{name}": value for name, value in zip(self.groups, read, strict=False)}
         changes = dict(zip(self.groups, read[count:], strict=False))
         row |= {f"watch/update/{name}": value for name, value in changes.items()}
-        row |= {f"watch/hidden/{name}": value for name, value in zip(self.hidden, read[2 * count :], strict=True)}
+        row |= {f"watch/hidden/{name}": value for name, value in zip(hidden, read[2 * count :], strict=True)}
         return row, self._alarm({name: value / max(lr, 1e-30) for name, value in changes.items()})
 
     def _alarm(self, changes: dict[str, float]) -> str:
@@ -107,19 +99,12 @@ def _norm(tensors: list[Tensor]) -> Tensor:
     return torch.stack([norm.float() for norm in torch._foreach_norm(tensors)]).norm()
 
 
-def connections_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The residual connections of a leadline model, by the name of their sublayer."""
-    names = {module: name for name, module in model.named_modules()}
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
-    return {names[sublayer]: placement for block in blocks for placement, sublayer in block.connections()}
-
-
 def groups_of(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """The weights of every sublayer, and the rest."""
     modules = dict(model.named_modules())
     groups = {name: list(modules[name].parameters()) for name in connections_of(model)}
     inside = {id(p) for group in groups.values() for p in group}
     rest = [p for p in model.parameters() if id(p) not in inside]
-    found = groups | {"embeddings and norms": rest}
-    trained = {name: [p for p in group if p.requires_grad] for name, group in found.items()}
+    groups["embeddings and norms"] = rest
+    trained = {name: [p for p in group if p.requires_grad] for name, group in groups.items()}
     return {name: group for name, group in trained.items() if group}

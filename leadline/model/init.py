@@ -113,7 +113,7 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
             module.bias.zero_()
 
     def draw(number: int, weight: Weight) -> None:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
         with torch.no_grad():  # each thread has its own mode
             weight.tensor.copy_(torch.randn(weight.tensor.shape, generator=generator).mul_(weight.std))
 

@@ -11,6 +11,7 @@ from leadline.config import Config, DataConfig, ModelConfig, OptimConfig, TrainC
 
 
 def bert_base_pre_ln() -> Config:
+    """BERT base, Pre-LN without warm-up (Xiong et al. 2020), on documents of your own; for a GPU."""
     return Config(
         task="masked_lm",
         model=ModelConfig(
@@ -51,11 +52,12 @@ def bert_base_pre_ln() -> Config:
 
 
 def bert_base_post_ln() -> Config:
+    """BERT base, Post-LN with 10,000 updates of warm-up (Devlin et al. 2018); for a GPU."""
     return bert_base_pre_ln().set(model={"placement": "post_ln"}, optim={"lr": 1e-4, "warmup": 10_000})
 
 
 def bert_small_pre_ln() -> Config:
-    """Less than two minutes on two cores."""
+    """A small BERT, Pre-LN without warm-up, on Python's own documentation: less than two minutes on two cores."""
     small = {"encoder_layers": 3, "dim": 128, "ffn_dim": 512, "heads": 4, "max_length": 128}
     return bert_base_pre_ln().set(
         model=small | {"dropout": 0.0, "attention_dropout": 0.0},
@@ -66,4 +68,5 @@ def bert_small_pre_ln() -> Config:
 
 
 def bert_small_post_ln() -> Config:
+    """The same with Post-LN and warm-up."""
     return bert_small_pre_ln().set(model={"placement": "post_ln"}, optim={"lr": 1e-3, "warmup": 100})

@@ -28,18 +28,21 @@ def _classifier(base: Config, data: DataConfig, classes: int) -> Config:
 
 
 def mrpc() -> Config:
-    """Do two sentences say the same (0, 1)? Without a dev file, as many as GLUE's 408 are held out of train."""
+    """MRPC of GLUE: do two sentences say the same (0, 1)?
+
+    Without a dev file, as many as GLUE's 408 are held out of train.
+    """
     data = DataConfig(source="table:data/mrpc", holdout=408, vocab_size=10000)
     return _classifier(bert_base_pre_ln(), data, 2)
 
 
 def rte() -> Config:
-    """Does the second sentence follow from the first (entailment, not_entailment)?"""
+    """RTE of GLUE: does the second sentence follow from the first (entailment, not_entailment)?"""
     data = DataConfig(source="table:data/rte", vocab_size=10000)
     return _classifier(bert_base_pre_ln(), data, 2)
 
 
 def same_meaning() -> Config:
-    """Numbers, dates and amounts in words and in figures; a small model from nothing on a CPU."""
+    """Do two expressions of a number, a date or an amount mean the same? Small, for a CPU; no data of your own."""
     data = DataConfig(source="builtin:same-meaning", size=20000, vocab_size=300)
     return _classifier(bert_small_pre_ln(), data, 2).set(optim={"lr": 1e-3})

@@ -6,6 +6,7 @@ from leadline.config import Config, DataConfig, DecodeConfig, ModelConfig, Optim
 
 
 def numerals() -> Config:
+    """German number words, dates and amounts to English, without data of your own: a minute or two on two cores."""
     return Config(
         model=ModelConfig(
             placement="pre_ln",

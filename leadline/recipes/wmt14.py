@@ -10,6 +10,7 @@ from leadline.config import Config, DataConfig, DecodeConfig, ModelConfig, Optim
 
 
 def wmt14_pre_ln() -> Config:
+    """Transformer base with Pre-LN and no warm-up (Xiong et al. 2020, WMT14 English-German); for a GPU."""
     return Config(
         model=ModelConfig(placement="pre_ln", encoder_layers=6, decoder_layers=6, dim=512, ffn_dim=2048, heads=8),
         data=DataConfig(source="text:data/wmt14", source_lang="en", target_lang="de", vocab_size=37000),
@@ -21,4 +22,5 @@ def wmt14_pre_ln() -> Config:
 
 
 def wmt14_post_ln() -> Config:
+    """Transformer base with Post-LN and 4,000 updates of warm-up (WMT14 English-German); for a GPU."""
     return wmt14_pre_ln().set(model={"placement": "post_ln"}, optim={"schedule": "inverse_sqrt", "warmup": 4000})

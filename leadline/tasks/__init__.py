@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from leadline.errors import UserError, nearest
 from leadline.tasks.base import Task
 from leadline.tasks.classification import Classification
 from leadline.tasks.masked_lm import MaskedLM
 from leadline.tasks.translation import Translation
 
-TASKS: dict[str, type[Task]] = {"translation": Translation, "masked_lm": MaskedLM, "classification": Classification}
+TASKS: dict[str, type[Task[Any, Any]]] = {
+    "translation": Translation,
+    "masked_lm": MaskedLM,
+    "classification": Classification,
+}
 
 
-def find(name: str) -> type[Task]:
+def find(name: str) -> type[Task[Any, Any]]:
     if name not in TASKS:
         raise UserError(f"there is no task {name!r}: {nearest(name, TASKS)}")
     return TASKS[name]

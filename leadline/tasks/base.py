@@ -1,56 +1,198 @@
-"""The task contract: what is learnt, on which batches, and how it is judged."""
+"""The task contract: what is learnt, on which batches, and how it is judged.
+
+A task reads a split as a `Part` and packs some of its rows as a `Batch`; the model makes hidden states of that, and the
+task a loss of them. What differs between tasks is abstract here and written in their files; the rest is written once.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from leadline import config as configuration
 from leadline.config import Config
+from leadline.data import batching
 from leadline.data.batching import Shape
+from leadline.data.store import Store
+from leadline.data.tokenizer import Tokenizer
+from leadline.errors import UserError
+from leadline.kernels.pack import Pack
 from leadline.model import Transformer
+from leadline.model.layers import Embed
+from leadline.model.precision import autocast
+
+if TYPE_CHECKING:
+    from leadline.tasks.translator import Translator
 
 
-class Batch(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A pack a side, and tensors whose shapes are the same in every batch."""
+
     count: int  # what the loss is a sum over
+    tokens: int  # what its size and the speed of training are told in
 
-    @property
-    def tokens(self) -> int:
-        """What its size and the speed of training are told in."""
+    def packs(self) -> list[Pack]:
+        """What the model is given."""
+        return [value for _, value in self._fields() if isinstance(value, Pack)]
 
-    def to(self, device: torch.device) -> Any: ...
-    def fixed(self) -> Any:
+    def to(self, device: torch.device) -> Self:
+        moved: dict[str, Any] = {n: v.to(device) for n, v in self._fields() if isinstance(v, Pack)}
+        moved |= {n: v.to(device, non_blocking=True) for n, v in self._fields() if isinstance(v, Tensor)}
+        return dataclasses.replace(self, **moved)
+
+    def fixed(self) -> Self:
         """Only the tensors whose shapes are the same in every batch, which is all that fused kernels need."""
+        packs: dict[str, Any] = {name: value.fixed() for name, value in self._fields() if isinstance(value, Pack)}
+        return dataclasses.replace(self, **packs)
+
+    def _fields(self) -> list[tuple[str, Any]]:
+        return [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
 
 
-class Task(Protocol):
-    """Made from a config and its prepared data."""
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A split as a task reads it."""
 
-    lengths: np.ndarray  # [rows, sides] of the training split, over-long rows left out
-    shape: Shape
-    store: Any  # what it was made from
-    skipped: int  # training rows left out because they are longer than model.max_length
-    cut: int  # training rows of which the end is left out for the same reason
+    lengths: np.ndarray  # [rows, sides] tokens
+    facts: dict[str, float]  # what an evaluation says of it besides the scores
 
-    def __init__(self, config: Config, store: Any) -> None: ...
-    def build_model(self) -> Transformer: ...
-    def collate(self, rows: np.ndarray, epoch: int = 0) -> Any:
-        """A batch of training rows; what is drawn at random for a row is a function of (seed, epoch, row)."""
-        ...
 
-    def hidden(self, model: Transformer, batch: Any) -> Tensor: ...
+AnyPart = TypeVar("AnyPart", bound=Part)
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
+
+
+class Task(ABC, Generic[AnyPart, AnyBatch]):
+    """Made from a config and its prepared data; a task's own __init__ refuses what cannot work."""
+
+    unit: ClassVar[str] = "a token"  # of which a loss is told
+    commands: ClassVar[tuple[str, ...]] = ()  # that read a line and write what a run makes of it
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self.config, self.store = config, store
+        self.train = self.read("train")
+        self.shape = self.choose_shape(self.train.lengths)
+
+    # What a task writes.
+
+    @abstractmethod
+    def read(self, split: str) -> AnyPart:
+        """A split, without the rows that cannot be used."""
+
+    @abstractmethod
+    def choose_shape(self, lengths: np.ndarray) -> Shape:
+        """Of every batch, for training rows of these [rows, sides]."""
+
+    @abstractmethod
+    def pack(self, part: AnyPart, rows: np.ndarray, shape: Shape, seed: int, epoch: int) -> AnyBatch:
+        """Rows, the shortest first, as a batch; what is drawn for a row is a function of (seed, epoch, row)."""
+
+    @abstractmethod
     def loss_of_hidden(
-        self, model: Transformer, hidden_TD: Tensor, batch: Any, divisor: Tensor | float = 1.0
+        self, model: Transformer, hidden_TD: Tensor, batch: AnyBatch, divisor: Tensor | float = 1.0
     ) -> Tensor:
         """Summed over what batch.count counts, over `divisor`; on fused kernels its gradient must be 1."""
-        ...
 
-    def loss(self, model: Transformer, batch: Any, divisor: Tensor | float = 1.0) -> Tensor:
-        """loss_of_hidden of hidden"""
-        ...
+    @abstractmethod
+    def judge(self, model: Transformer, batch: AnyBatch, totals: Tensor) -> Tensor:
+        """`totals` (float64; a 0 at first) with what is summed over the batches of a split."""
 
+    @abstractmethod
+    def verdict(self, totals: Sequence[float]) -> dict[str, float]:
+        """Named numbers of those sums; `nll` (nats a unit) says which model is best."""
+
+    # What a task may write.
+
+    def notes(self) -> list[str]:
+        """What people should know of the training rows, a sentence each."""
+        return []
+
+    def epoch(self, number: int) -> list[np.ndarray]:
+        """The rows of each batch of a training epoch: a function of train.seed and `number`. Rows may repeat."""
+        return batching.epoch_plan(self.train.lengths, self.shape, self.config.train.seed, number)
+
+    def hidden(self, model: Transformer, batch: AnyBatch) -> Tensor:
+        """The hidden states that the loss is made of."""
+        return model(*batch.packs())
+
+    def scored(self, split: str) -> int:
+        """How many sentences of a split `scores` would go through."""
+        return 0
+
+    def scores(
+        self, model: Transformer, split: str, sentences: int = -1, on_done: Callable[[int], None] = lambda done: None
+    ) -> dict[str, Any]:
+        """What the model writes for the first `sentences` (-1: all) of a split against what people wrote."""
+        return {}
+
+    @classmethod
+    def translator(cls, model: Transformer, tokenizer: Tokenizer, config: Config) -> Translator:
+        raise UserError(f"this run was trained for {config.task}: it cannot translate")
+
+    # What is the same for all.
+
+    @final
+    def build_model(self) -> Transformer:
+        model = configuration.to_dict(self.config.model)
+        return Transformer(self.store.manifest["vocab_size"], seed=self.config.train.seed, **model)
+
+    @final
+    def collate(self, rows: np.ndarray, epoch: int = 0) -> AnyBatch:
+        """A batch of training rows."""
+        return self.pack(self.train, rows, self.shape, self.config.train.seed, epoch)
+
+    @final
+    def loss(self, model: Transformer, batch: AnyBatch, divisor: Tensor | float = 1.0) -> Tensor:
+        return self.loss_of_hidden(model, self.hidden(model, batch), batch, divisor)
+
+    @final
+    def batches(self, part: AnyPart) -> Iterator[AnyBatch]:
+        """To evaluate on, the same each time and whatever the seed of the training."""
+        shape = self.shape.with_room_for(part.lengths)
+        for rows in batching.plan(part.lengths, shape, np.arange(len(part.lengths))):
+            yield self.pack(part, rows, shape, self.config.data.seed, 0)
+
+    @final
+    @torch.inference_mode()
     def evaluate(self, model: Transformer, split: str, sentences: int = 0) -> dict[str, float]:
-        """Named numbers, of which `nll` (nats a token) says which model is best; `sentences` are translated too."""
-        ...
+        """The verdict on a split, and the scores of its first `sentences` (-1: all)."""
+        device, training = next(model.parameters()).device, model.training
+        part = self.read(split)
+        totals = torch.zeros((), dtype=torch.float64, device=device)
+        model.eval()
+        try:
+            with autocast(device, self.config.train.precision):
+                for batch in self.batches(part):
+                    totals = self.judge(model, batch.to(device), totals)
+        finally:
+            model.train(training)
+        if not totals.ndim:
+            raise UserError(
+                f"nothing in the {split} split fits in model.max_length={self.config.model.max_length} tokens"
+            )
+        scores = self.scores(model, split, sentences) if sentences else {}
+        numbers = {name: value for name, value in scores.items() if isinstance(value, float)}
+        return self.verdict(totals.tolist()) | part.facts | numbers
+
+    @final
+    def start_from(self, model: Transformer, before: Config, weights: dict[str, Tensor]) -> set[nn.Parameter]:
+        """Fit another run's `weights` to the model; returns the parameters that start anew.
+
+        Those are heads that the run does not have or had for another task. A model for shorter sequences takes the
+        first of its learned positions.
+        """
+        for key, module in model.named_modules():
+            if isinstance(module, Embed) and (places := f"{key}.positions.weight") in weights:
+                weights[places] = weights[places][: self.config.model.max_length]
+        known: list[tuple[Any, bool]] = [(model.head, before.model.head == "bert")]
+        if model.classifier is not None:
+            known += [(model.classifier.dense, before.model.classes > 0 or before.model.pooler)]
+            known += [(model.classifier.out, before.model.classes > 0 and before.task == self.config.task)]
+        return {parameter for module, is_known in known if module and not is_known for parameter in module.parameters()}

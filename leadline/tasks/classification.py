@@ -9,107 +9,90 @@ in a pack and do not see each other:
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from leadline import config as configuration
 from leadline.config import Config
-from leadline.data import batching
-from leadline.data.store import Split, Store
+from leadline.data.batching import Shape
+from leadline.data.parallel import Split
+from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.kernels.cross_entropy import cross_entropy
 from leadline.kernels.pack import Pack, pack_alone
 from leadline.model import Transformer
-from leadline.model.precision import autocast
-from leadline.tasks import agreement
+from leadline.tasks import agreement, base
+from leadline.tasks.base import Part, Task
 
 NOTHING = -100  # the label of a place that is not used
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(base.Batch):
     source: Pack
     firsts: Tensor  # [S] where each sequence begins; S never changes
     labels: Tensor  # [S] NOTHING where there are fewer
-    count: int  # sequences
-    tokens: int  # that are not filler
-
-    def to(self, device: torch.device) -> Batch:
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in ("firsts", "labels")}
-        return dataclasses.replace(self, source=self.source.to(device), **moved)
-
-    def fixed(self) -> Batch:
-        return dataclasses.replace(self, source=self.source.fixed())
 
 
 @dataclass(frozen=True)
-class Examples:
-    """A split, with what is left of each text in a sequence."""
-
+class Examples(Part):
     split: Split
     labels: np.ndarray  # [rows]
     texts: np.ndarray  # [rows, 2] tokens of each text that are used
-    cut: int  # rows of which not all are
-
-    def lengths(self) -> np.ndarray:
-        """[rows, 2] of the whole sequence, twice, as batching wants it."""
-        specials = 2 + (self.texts[:, 1:] > 0)
-        return np.repeat(self.texts.sum(1, keepdims=True) + specials, 2, axis=1)
 
 
-class Classification:
-    skipped = 0
+class Classification(Task[Examples, Batch]):
+    unit = "an example"
 
     def __init__(self, config: Config, store: Store) -> None:
-        self.config, self.store = config, store
-        self.train = self.examples("train")
+        super().__init__(config, store)
         _require_usable(config, store.manifest["labels"])
         self.cls, self.sep, self.pad = (store.tokenizer.special(name) for name in ("[CLS]", "[SEP]", "[PAD]"))
-        self.lengths, self.cut = self.train.lengths(), self.train.cut
-        self.shape = _shape(config, self.lengths[:, 0])
 
-    def examples(self, name: str) -> Examples:
-        split = self.store.split(name, "examples")
-        lengths = split.lengths()
+    def read(self, split: str) -> Examples:
+        examples = self.store.split(split, "examples")
+        lengths = examples.lengths()
         texts = fitted(lengths, self.config.model.max_length)
-        return Examples(split, self.store.labels(name), texts, int((texts < lengths).any(1).sum()))
+        whole = texts.sum(1, keepdims=True) + 2 + (texts[:, 1:] > 0)
+        cut = float((texts < lengths).any(1).sum())
+        return Examples(examples, self.store.labels(split), texts, lengths=whole, facts={"cut": cut})
 
-    def build_model(self) -> Transformer:
-        model = configuration.to_dict(self.config.model)
-        return Transformer(self.store.manifest["vocab_size"], seed=self.config.train.seed, **model)
+    def choose_shape(self, lengths: np.ndarray) -> Shape:
+        train, longest = self.config.train, self.config.model.max_length
+        size, sequences = train.batch_tokens, train.batch_sequences
+        if sequences:  # room for so many, whichever they are, but for one batch in a thousand, which has fewer
+            usual = sequences * lengths.mean() + 3 * math.sqrt(sequences) * lengths.std()
+            needed = min(math.ceil(usual / 16) * 16, sequences * longest)
+            size = min(size, max(needed, longest))
+        return Shape((size,), sequences=sequences or max(1, size // 4))
 
-    def collate(self, rows: np.ndarray, epoch: int = 0) -> Batch:
-        return self._packed(self.train, rows)
+    def notes(self) -> list[str]:
+        cut, limit = int(self.train.facts["cut"]), f"model.max_length={self.config.model.max_length}"
+        return [f"{cut} training examples are longer than {limit} and cut"] if cut else []
 
-    def _packed(self, examples: Examples, rows: np.ndarray) -> Batch:
-        """`rows` come the shortest first."""
-        laid = [self._laid_out(examples, int(row)) for row in rows]
+    def pack(self, part: Examples, rows: np.ndarray, shape: Shape, seed: int, epoch: int) -> Batch:
+        laid = [self._laid_out(part, int(row)) for row in rows]
         lengths = np.array([len(tokens) for tokens, _ in laid])
         tokens = np.concatenate([tokens for tokens, _ in laid])
         begins = np.cumsum(lengths) - lengths
         second = np.repeat(begins + [first for _, first in laid], lengths)  # where the second segment begins
-        firsts = np.zeros(self.shape.sequences, dtype=np.int64)
-        labels = np.full(self.shape.sequences, NOTHING, dtype=np.int64)
-        firsts[: len(rows)], labels[: len(rows)] = begins, examples.labels[rows]
+        firsts = np.zeros(shape.sequences, dtype=np.int64)
+        labels = np.full(shape.sequences, NOTHING, dtype=np.int64)
+        firsts[: len(rows)], labels[: len(rows)] = begins, part.labels[rows]
         segments = (np.arange(len(tokens)) >= second).astype(np.int64) if self.config.model.segments > 1 else None
-        size, most, longest = self.shape.source, self.shape.sequences, self.config.model.max_length
+        size, most, longest = shape.sides[0], shape.sequences, self.config.model.max_length
         source = pack_alone(tokens, lengths, size, most, longest, self.pad, segments)
-        return Batch(source, torch.from_numpy(firsts), torch.from_numpy(labels), len(rows), len(tokens))
+        return Batch(source, torch.from_numpy(firsts), torch.from_numpy(labels), count=len(rows), tokens=len(tokens))
 
     def _laid_out(self, examples: Examples, row: int) -> tuple[np.ndarray, int]:
         """A row's tokens, and where its second segment begins."""
         (a, b), (of_a, of_b) = examples.split[row], examples.texts[row]
         first = np.concatenate([[self.cls], a[:of_a], [self.sep]])
         return (np.concatenate([first, b[:of_b], [self.sep]]) if of_b else first), len(first)
-
-    def hidden(self, model: Transformer, batch: Batch) -> Tensor:
-        return model(batch.source)
 
     def loss_of_hidden(
         self, model: Transformer, hidden_TD: Tensor, batch: Batch, divisor: Tensor | float = 1.0
@@ -118,32 +101,20 @@ class Classification:
         smoothing = self.config.train.label_smoothing
         return (cross_entropy(scores_SC, batch.labels, smoothing, NOTHING)[0] / divisor).sum()
 
-    def loss(self, model: Transformer, batch: Batch, divisor: Tensor | float = 1.0) -> Tensor:
-        return self.loss_of_hidden(model, self.hidden(model, batch), batch, divisor)
+    def judge(self, model: Transformer, batch: Batch, totals: Tensor) -> Tensor:
+        """The loss, and how often each label was given each guess."""
+        scores_SC = model.classify(self.hidden(model, batch), batch.firsts).float()
+        nll = cross_entropy(scores_SC, batch.labels, 0.0, NOTHING)[0]
+        classes, used = scores_SC.shape[1], slice(batch.count)
+        both = batch.labels[used] * classes + scores_SC.argmax(-1)[used]
+        return totals + torch.cat([nll.double().view(1), torch.bincount(both, minlength=classes**2)])
 
-    def _batches(self, examples: Examples) -> Iterator[Batch]:
-        order = np.arange(len(examples.labels))
-        for rows in batching.plan(examples.lengths(), self.shape, order):
-            yield self._packed(examples, rows)
-
-    @torch.inference_mode()
-    def evaluate(self, model: Transformer, split: str, sentences: int = 0) -> dict[str, float]:
-        """Loss in nats a sequence, accuracy, F1 and Matthews (leadline.tasks.agreement), and how many were cut."""
-        device = next(model.parameters()).device
-        training, classes = model.training, self.config.model.classes
-        model.eval()
-        examples = self.examples(split)
-        nll, counts = 0.0, np.zeros((classes, classes), dtype=np.int64)
-        with autocast(device, self.config.train.precision):
-            for batch in self._batches(examples):
-                moved = batch.to(device)
-                scores_SC = model.classify(self.hidden(model, moved), moved.firsts).float()
-                nll += float(cross_entropy(scores_SC, moved.labels, 0.0, NOTHING)[0])
-                guesses = scores_SC.argmax(-1).cpu().numpy()[: batch.count]
-                np.add.at(counts, (batch.labels.numpy()[: batch.count], guesses), 1)
-        model.train(training)
-        nll /= len(examples.labels)
-        return {"loss": nll, "nll": nll, **agreement.scores(counts), "cut": float(examples.cut)}
+    def verdict(self, totals: Sequence[float]) -> dict[str, float]:
+        """Loss in nats a sequence, accuracy, F1 and Matthews (leadline.tasks.agreement)."""
+        classes = self.config.model.classes
+        counts_CC = np.array(totals[1:]).reshape(classes, classes)
+        nll = totals[0] / counts_CC.sum()
+        return {"loss": nll, "nll": nll, **agreement.scores(counts_CC)}
 
 
 def fitted(lengths: np.ndarray, longest: int) -> np.ndarray:
@@ -153,15 +124,6 @@ def fitted(lengths: np.ndarray, longest: int) -> np.ndarray:
     half = room // 2
     of_b = np.where(a + b <= room, b, np.minimum(b, np.maximum(half, room - a)))
     return np.stack([np.minimum(a, room - of_b), of_b], axis=1)
-
-
-def _shape(config: Config, lengths: np.ndarray) -> batching.Shape:
-    size, sequences = config.train.batch_tokens, config.train.batch_sequences
-    if sequences:  # room for so many, whichever they are, but for one batch in a thousand, which has fewer
-        usual = sequences * lengths.mean() + 3 * math.sqrt(sequences) * lengths.std()
-        needed = min(math.ceil(usual / 16) * 16, sequences * config.model.max_length)
-        size = min(size, max(needed, config.model.max_length))
-    return batching.Shape(source=size, target=size, sequences=sequences or max(1, size // 4))
 
 
 def _require_usable(config: Config, labels: list[str]) -> None:

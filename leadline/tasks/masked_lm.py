@@ -9,26 +9,25 @@ another document (1), half and half. The loss is over the masked tokens, the onl
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from leadline import config as configuration
 from leadline.config import Config
-from leadline.data import batching
+from leadline.data.batching import Shape
 from leadline.data.sequences import Sequences, cut
 from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.kernels.cross_entropy import cross_entropy
 from leadline.kernels.pack import Pack, pack_alone
 from leadline.model import Transformer
-from leadline.model.precision import autocast
-from leadline.tasks import masking
+from leadline.tasks import base, masking
+from leadline.tasks.base import Part, Task
 from leadline.tasks.masking import uniform
 
 NOTHING = -100  # the label of a place that is not used
@@ -37,62 +36,45 @@ PIECE = 1024  # masked tokens whose logits are held at once, to evaluate
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(base.Batch):
     source: Pack
     masked: Tensor  # [M] where the masked tokens are; M never changes
-    labels: Tensor  # [M] what they were, NOTHING where fewer are masked
+    labels: Tensor  # [M] what they were, NOTHING where fewer are masked; the others are counted
     firsts: Tensor  # [S] where each sequence begins; empty without next-sentence prediction
     follows: Tensor  # [S] 0: B follows A; 1: it does not; NOTHING
     weight: Tensor  # [1] masked tokens / sequences
-    count: int  # labels that are not NOTHING
-    tokens: int  # that are not filler
-
-    def to(self, device: torch.device) -> Batch:
-        names = ("masked", "labels", "firsts", "follows", "weight")
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
-        return dataclasses.replace(self, source=self.source.to(device), **moved)
-
-    def fixed(self) -> Batch:
-        return dataclasses.replace(self, source=self.source.fixed())
 
 
-class MaskedLM:
-    skipped = cut = 0  # what is too long goes on in another sequence
+@dataclass(frozen=True)
+class Text(Part):
+    sequences: Sequences
 
+
+class MaskedLM(Task[Text, Batch]):
     def __init__(self, config: Config, store: Store) -> None:
         _require_usable(config)
-        self.config, self.store = config, store
         self.pairs = config.model.classes > 0
+        super().__init__(config, store)
         self.vocabulary = masking.Vocabulary.of(store.tokenizer)
         self.cls, self.sep = (store.tokenizer.special(name) for name in ("[CLS]", "[SEP]"))
         self.pad = store.tokenizer.special("[PAD]")
-        self.train = self._sequences("train")
-        self.lengths = self._lengths(self.train)
-        size = config.train.batch_tokens
-        self.shape = batching.Shape(source=size, target=size, sequences=max(1, size // 16))
         # Its standard deviation is about half a word a sequence: more than this is next to never drawn.
-        usual = size / self.lengths[:, 0].mean()
+        size = config.train.batch_tokens
+        usual = size / self.train.lengths.mean()
         self.slots = min(size, math.ceil((config.mask.share * size + 4 * math.sqrt(usual) + 1) / 8) * 8)
 
-    def _sequences(self, split: str) -> Sequences:
-        return cut(self.store.documents(split), self.config.model.max_length - self._specials())
+    def read(self, split: str) -> Text:
+        """Lengths are with [CLS] and [SEP]; a pair may turn out shorter."""
+        specials = 3 if self.pairs else 2
+        sequences = cut(self.store.documents(split), self.config.model.max_length - specials)
+        return Text(sequences, lengths=sequences.lengths()[:, None] + specials, facts={})
 
-    def _specials(self) -> int:
-        return 3 if self.pairs else 2
+    def choose_shape(self, lengths: np.ndarray) -> Shape:
+        size = self.config.train.batch_tokens
+        return Shape((size,), sequences=max(1, size // 16))
 
-    def _lengths(self, sequences: Sequences) -> np.ndarray:
-        """With [CLS] and [SEP]; a pair may turn out shorter."""
-        return np.repeat(sequences.lengths()[:, None] + self._specials(), 2, axis=1)
-
-    def build_model(self) -> Transformer:
-        model = configuration.to_dict(self.config.model)
-        return Transformer(self.store.manifest["vocab_size"], seed=self.config.train.seed, **model)
-
-    def collate(self, rows: np.ndarray, epoch: int = 0) -> Batch:
-        return self._packed(self.train, rows, self.config.train.seed, epoch)
-
-    def _packed(self, sequences: Sequences, rows: np.ndarray, seed: int, epoch: int) -> Batch:
-        laid = [self._laid_out(sequences, int(row), seed, epoch) for row in rows]
+    def pack(self, part: Text, rows: np.ndarray, shape: Shape, seed: int, epoch: int) -> Batch:
+        laid = [self._laid_out(part.sequences, int(row), seed, epoch) for row in rows]
         order = sorted(range(len(rows)), key=lambda i: len(laid[i][0]))  # the pack wants the shortest first
         rows, laid = rows[order], [laid[i] for i in order]
         lengths = np.array([len(tokens) for tokens, _, _ in laid])
@@ -110,13 +92,13 @@ class MaskedLM:
         keys = (seed, epoch, rows[sequence[places]], position[places])
         tokens[places] = masking.replaced(tokens, places, keys, self.vocabulary)
 
-        most = self.shape.sequences if self.pairs else 0
+        most = shape.sequences if self.pairs else 0
         firsts, follows = np.zeros(most, dtype=np.int64), np.full(most, NOTHING, dtype=np.int64)
         if self.pairs:
             firsts[: len(rows)], follows[: len(rows)] = begins, [label for _, _, label in laid]
         told = max(1, int((follows != NOTHING).sum()))
         segments = (position >= second).astype(np.int64) if self.config.model.segments else None
-        size, most_sequences, longest = self.shape.source, self.shape.sequences, self.config.model.max_length
+        size, most_sequences, longest = shape.sides[0], shape.sequences, self.config.model.max_length
         source = pack_alone(tokens, lengths, size, most_sequences, longest, self.pad, segments)
         return Batch(
             source,
@@ -149,9 +131,6 @@ class MaskedLM:
         first = np.concatenate([[self.cls], shard.tokens[begin:middle], [self.sep]])
         return np.concatenate([first, following, [self.sep]]), len(first), label
 
-    def hidden(self, model: Transformer, batch: Batch) -> Tensor:
-        return model(batch.source)
-
     def loss_of_hidden(
         self, model: Transformer, hidden_TD: Tensor, batch: Batch, divisor: Tensor | float = 1.0
     ) -> Tensor:
@@ -162,38 +141,22 @@ class MaskedLM:
             loss = loss + (cross_entropy(scores_SC, batch.follows, 0.0, NOTHING)[0] * batch.weight / divisor).sum()
         return loss
 
-    def loss(self, model: Transformer, batch: Batch, divisor: Tensor | float = 1.0) -> Tensor:
-        return self.loss_of_hidden(model, self.hidden(model, batch), batch, divisor)
-
-    def _valid_batches(self, split: str) -> Iterator[Batch]:
-        """Masked the same at every evaluation, whatever the seed of the training."""
-        sequences = self._sequences(split)
-        for rows in batching.plan(self._lengths(sequences), self.shape, np.arange(len(sequences))):
-            yield self._packed(sequences, rows, self.config.data.seed, 0)
-
-    @torch.inference_mode()
-    def evaluate(self, model: Transformer, split: str, sentences: int = 0) -> dict[str, float]:
-        """Loss in nats a masked token, its perplexity, the share guessed right; the same of next sentences."""
-        device = next(model.parameters()).device
-        training = model.training
-        model.eval()
-        masked = torch.zeros(3, dtype=torch.float64, device=device)
-        follows = torch.zeros(3, dtype=torch.float64, device=device)
-        with autocast(device, self.config.train.precision):
-            for batch in self._valid_batches(split):
-                batch = batch.to(device)
-                hidden_TD = self.hidden(model, batch)
-                pieces = zip(batch.masked.split(PIECE), batch.labels.split(PIECE), strict=True)
-                for places, labels in pieces:
-                    masked += _judged(model.logits(hidden_TD.index_select(0, places)), labels)
-                if self.pairs:
-                    follows += _judged(model.classify(hidden_TD, batch.firsts), batch.follows)
-        model.train(training)
-        nll, right, _ = (masked / masked[2].clamp(min=1)).tolist()
-        found = {"loss": nll, "nll": nll, "perplexity": math.exp(min(nll, 700.0)), "accuracy": right}
+    def judge(self, model: Transformer, batch: Batch, totals: Tensor) -> Tensor:
+        """Sums over masked tokens, then over sequences: loss, right guesses, how many."""
+        hidden_TD = self.hidden(model, batch)
+        for places, labels in zip(batch.masked.split(PIECE), batch.labels.split(PIECE), strict=True):
+            totals = totals + F.pad(_judged(model.logits(hidden_TD.index_select(0, places)), labels), (0, 3))
         if self.pairs:
-            next_nll, next_right, _ = (follows / follows[2].clamp(min=1)).tolist()
-            found |= {"loss": nll + next_nll, "next_nll": next_nll, "next_accuracy": next_right}
+            totals = totals + F.pad(_judged(model.classify(hidden_TD, batch.firsts), batch.follows), (3, 0))
+        return totals
+
+    def verdict(self, totals: Sequence[float]) -> dict[str, float]:
+        """Loss in nats a masked token, its perplexity, the share guessed right; the same of next sentences."""
+        masked, sequences = max(totals[2], 1), max(totals[5], 1)
+        nll, next_nll = totals[0] / masked, totals[3] / sequences
+        found = {"loss": nll, "nll": nll, "perplexity": math.exp(min(nll, 700.0)), "accuracy": totals[1] / masked}
+        if self.pairs:
+            found |= {"loss": nll + next_nll, "next_nll": next_nll, "next_accuracy": totals[4] / sequences}
         return found
 
 

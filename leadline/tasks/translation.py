@@ -6,8 +6,7 @@ its labels are the target followed by </s>.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,39 +14,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline import config as configuration
 from leadline.config import Config
 from leadline.data import batching
-from leadline.data.store import Flat, Split, Store
-from leadline.data.tokenizer import BOS, EOS, PAD
+from leadline.data.batching import Shape
+from leadline.data.pairs import Pair
+from leadline.data.parallel import Flat, Split
+from leadline.data.store import Store
+from leadline.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from leadline.errors import UserError
 from leadline.kernels.pack import Pack, group_sizes, pack_flat
 from leadline.model import Transformer
-from leadline.model.precision import autocast
-from leadline.tasks import metrics
+from leadline.tasks import base, metrics
+from leadline.tasks.base import Part, Task
 from leadline.tasks.translator import Translator
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(base.Batch):
     source: Pack
     target: Pack
-    labels: Tensor  # [T], PAD where nothing is to be predicted
-    count: int  # labels that are not PAD
-
-    @property
-    def tokens(self) -> int:
-        return self.count
-
-    def to(self, device: torch.device) -> Batch:
-        source, target = self.source.to(device), self.target.to(device)
-        return Batch(source, target, self.labels.to(device, non_blocking=True), self.count)
-
-    def fixed(self) -> Batch:
-        return dataclasses.replace(self, source=self.source.fixed(), target=self.target.fixed())
+    labels: Tensor  # [T], PAD where nothing is to be predicted; the others are counted
 
 
-def collate(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shape: batching.Shape, max_length: int) -> Batch:
+@dataclass(frozen=True)
+class Fitting(Part):
+    """The pairs that fit in model.max_length."""
+
+    split: Split
+    rows: np.ndarray  # their numbers in the split
+
+
+def collate(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shape: Shape, max_length: int) -> Batch:
     """Pairs of token arrays, the shorter first, as one batch of fixed shape."""
     source, target = (
         Flat(np.concatenate(side), np.array([len(tokens) for tokens in side])) for side in zip(*pairs, strict=True)
@@ -55,21 +52,21 @@ def collate(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shape: batching.Shap
     return collate_flat(source, target, shape, max_length)
 
 
-def collate_flat(source: Flat, target: Flat, shape: batching.Shape, max_length: int) -> Batch:
+def collate_flat(source: Flat, target: Flat, shape: Shape, max_length: int) -> Batch:
     """The same for sides whose sequences lie end to end already."""
     lengths = source.lengths + 1, target.lengths + 1
-    most = shape.sequences + -(-max(shape.source, shape.target) // max_length)  # the filler may need that many more
+    most = shape.sequences + -(-max(shape.sides) // max_length)  # the filler may need that many more
     fixed: dict[str, Any] = {"sizes": group_sizes(lengths), "max_length": max_length, "max_sequences": most, "pad": PAD}
     expected = _ended(target)
-    labels = np.full(shape.target, PAD, dtype=np.int64)
+    labels = np.full(shape.sides[1], PAD, dtype=np.int64)
     labels[: len(expected)] = expected
     given = np.concatenate([[BOS], expected[:-1]])  # each </s> is now where the next sequence begins
     given[np.cumsum(lengths[1]) - lengths[1]] = BOS
     packs = (
-        pack_flat(_ended(source), lengths[0], shape.source, **fixed),
-        pack_flat(given, lengths[1], shape.target, **fixed),
+        pack_flat(_ended(source), lengths[0], shape.sides[0], **fixed),
+        pack_flat(given, lengths[1], shape.sides[1], **fixed),
     )
-    return Batch(*packs, torch.from_numpy(labels), len(expected))
+    return Batch(*packs, torch.from_numpy(labels), count=len(expected), tokens=len(expected))
 
 
 def _ended(side: Flat) -> np.ndarray:
@@ -80,8 +77,8 @@ def _ended(side: Flat) -> np.ndarray:
     return tokens
 
 
-class Translation:
-    cut = 0
+class Translation(Task[Fitting, Batch]):
+    commands = ("translate",)
 
     def __init__(self, config: Config, store: Store) -> None:
         if not config.model.encoder_layers or not config.model.decoder_layers:
@@ -91,32 +88,27 @@ class Translation:
                 f"train.batch_tokens={config.train.batch_tokens} must be at least "
                 f"model.max_length={config.model.max_length}, so that every sentence fits in a batch"
             )
-        self.config, self.store = config, store
-        self.train = store.split("train")
-        self.rows, self.lengths = self._short_enough(self.train)
-        self.skipped = len(self.train) - len(self.rows)
-        if not len(self.rows):
-            raise UserError(f"every training pair is longer than model.max_length={config.model.max_length} tokens")
-        self.shape = batching.shape_for(self.lengths, config.train.batch_tokens)
+        super().__init__(config, store)
 
-    def _short_enough(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that fit in model.max_length, and their lengths with </s> or <s>."""
-        lengths = split.lengths() + 1
+    def read(self, split: str) -> Fitting:
+        """Lengths are with </s> or <s>."""
+        pairs = self.store.split(split)
+        lengths = pairs.lengths() + 1
         rows = np.flatnonzero(lengths.max(1) <= self.config.model.max_length)
-        return rows, lengths[rows]
+        return Fitting(pairs, rows, lengths=lengths[rows], facts={"skipped": float(len(pairs) - len(rows))})
 
-    def build_model(self) -> Transformer:
-        model = configuration.to_dict(self.config.model)
-        return Transformer(self.store.manifest["vocab_size"], seed=self.config.train.seed, **model)
+    def choose_shape(self, lengths: np.ndarray) -> Shape:
+        if not len(lengths):
+            longest = self.config.model.max_length
+            raise UserError(f"every training pair is longer than model.max_length={longest} tokens")
+        return batching.shape_for(lengths, self.config.train.batch_tokens)
 
-    def collate(self, rows: np.ndarray, epoch: int = 0) -> Batch:
-        return self._packed(self.train, self.rows[rows], self.shape)
+    def notes(self) -> list[str]:
+        skipped, limit = int(self.train.facts["skipped"]), f"model.max_length={self.config.model.max_length}"
+        return [f"{skipped} training pairs are longer than {limit} and left out"] if skipped else []
 
-    def _packed(self, split: Split, rows: np.ndarray, shape: batching.Shape) -> Batch:
-        return collate_flat(*split.gather(rows), shape, self.config.model.max_length)
-
-    def hidden(self, model: Transformer, batch: Batch) -> Tensor:
-        return model(batch.source, batch.target)
+    def pack(self, part: Fitting, rows: np.ndarray, shape: Shape, seed: int, epoch: int) -> Batch:
+        return collate_flat(*part.split.gather(part.rows[rows]), shape, self.config.model.max_length)
 
     def loss_of_hidden(
         self, model: Transformer, hidden_TD: Tensor, batch: Batch, divisor: Tensor | float = 1.0
@@ -124,53 +116,34 @@ class Translation:
         """The label-smoothed loss, summed over the labels, over `divisor`."""
         return model.loss(hidden_TD, batch.labels, self.config.train.label_smoothing, PAD, divisor)[0]
 
-    def loss(self, model: Transformer, batch: Batch, divisor: Tensor | float = 1.0) -> Tensor:
-        return self.loss_of_hidden(model, self.hidden(model, batch), batch, divisor)
+    def judge(self, model: Transformer, batch: Batch, totals: Tensor) -> Tensor:
+        hidden_TD = self.hidden(model, batch)
+        smoothed, plain = model.loss(hidden_TD, batch.labels, self.config.train.label_smoothing, PAD)
+        return totals + torch.stack([smoothed.double(), plain.double(), (batch.labels != PAD).sum()])
 
-    def _valid_batches(self, name: str) -> tuple[Iterator[Batch], int]:
-        split = self.store.split(name)
-        rows, lengths = self._short_enough(split)
-        shape = dataclasses.replace(self.shape, source=max(self.shape.source, int(lengths[:, 0].max(initial=1))))
-        plan = batching.plan(lengths, shape, np.arange(len(rows)))
-        return (self._packed(split, rows[chosen], shape) for chosen in plan), len(split) - len(rows)
+    def verdict(self, totals: Sequence[float]) -> dict[str, float]:
+        """Loss in nats a token, smoothed and plain."""
+        smoothed, plain, count = totals
+        return {"loss": smoothed / count, "nll": plain / count}
 
-    @torch.inference_mode()
-    def evaluate(self, model: Transformer, split: str, sentences: int = 0) -> dict[str, float]:
-        """Loss in nats a token, smoothed and plain; BLEU and chrF on the first `sentences` (-1: all)."""
-        device = next(model.parameters()).device
-        training = model.training
-        model.eval()
-        smoothed = plain = torch.zeros((), dtype=torch.float64, device=device)
-        count = 0
-        batches, skipped = self._valid_batches(split)
-        with autocast(device, self.config.train.precision):
-            for batch in batches:
-                batch = batch.to(device)
-                hidden = model(batch.source, batch.target)
-                sums = model.loss(hidden, batch.labels, self.config.train.label_smoothing, PAD)
-                smoothed, plain = smoothed + sums[0], plain + sums[1]
-                count += batch.count
-        if not count:
-            raise UserError(f"every pair of the {split} split is longer than model.max_length")
-        found = {"loss": float(smoothed) / count, "nll": float(plain) / count, "skipped": float(skipped)}
-        model.train(training)
-        if sentences:
-            scores = self.score(model, split, sentences)
-            found |= {name: value for name, value in scores.items() if isinstance(value, float)}
-        return found
+    def scored(self, split: str) -> int:
+        return len(self._text(split))
 
-    def score(
-        self,
-        model: Transformer,
-        split: str,
-        sentences: int = -1,
-        on_translated: Callable[[int], None] = lambda done: None,
+    def scores(
+        self, model: Transformer, split: str, sentences: int = -1, on_done: Callable[[int], None] = lambda done: None
     ) -> dict[str, Any]:
-        """Translate the first `sentences` of a split (-1: all) and compare with the references."""
-        if split == "train":
-            raise UserError("the text of the train split is not kept, so it has no BLEU: use valid or test")
-        pairs = self.store.sentences(split)[: None if sentences < 0 else sentences]
+        """BLEU and chrF, with their signatures."""
+        pairs = self._text(split)[: None if sentences < 0 else sentences]
         translator = Translator(model, self.store.tokenizer, self.config)
-        outputs = translator.translate_tokenized([left for left, _ in pairs], on_translated)
+        outputs = translator.translate_tokenized([left for left, _ in pairs], on_done)
         scores = metrics.corpus_scores(outputs, [right for _, right in pairs], self.store.tokenizer)
         return scores | {"sentences": len(pairs), "in_pieces": translator.split_up}
+
+    def _text(self, split: str) -> list[Pair]:
+        if split == "train":
+            raise UserError("the text of the train split is not kept, so it has no BLEU: use valid or test")
+        return self.store.sentences(split)
+
+    @classmethod
+    def translator(cls, model: Transformer, tokenizer: Tokenizer, config: Config) -> Translator:
+        return Translator(model, tokenizer, config)

@@ -23,6 +23,7 @@ class Translator:
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: Config) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.begins_word = tokenizer.begins_word()
         self.split_up = 0  # sentences that were too long and were translated in pieces
 
     def translate(self, lines: Sequence[str], progress: Callable[[int], None] = lambda done: None) -> list[str]:
@@ -52,7 +53,7 @@ class Translator:
         if len(tokens) <= limit:
             return [tokens] if tokens else []
         middle = len(tokens) // 2
-        between_words = [i for i in range(1, len(tokens)) if self.tokenizer.piece(tokens[i]).startswith("▁")]
+        between_words = [i for i in range(1, len(tokens)) if self.begins_word[tokens[i]]]
         cut = min(between_words, key=lambda i: abs(i - middle), default=middle)
         return self._pieces(tokens[:cut]) + self._pieces(tokens[cut:])
 

@@ -63,7 +63,7 @@ class _Again:
 
 
 class GraphStep:
-    def __init__(self, config: Config, task: Task, model: Transformer) -> None:
+    def __init__(self, config: Config, task: Task[Any, Any], model: Transformer) -> None:
         self.config, self.task, self.model = config, task, model
         self.device = next(model.parameters()).device
         self.accumulates = config.train.accumulate > 1

@@ -16,12 +16,10 @@ import torch
 
 from leadline import tasks
 from leadline.config import Config
-from leadline.data import batching
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.kernels import attention
 from leadline.model import Transformer, init
-from leadline.model.layers import Embed
 from leadline.model.operations import PLAIN
 from leadline.model.precision import autocast
 from leadline.training import checkpoint, optim
@@ -83,7 +81,7 @@ class Setup:
 
     folder: Path
     config: Config
-    task: tasks.Task
+    task: tasks.Task[Any, Any]
     device: torch.device
     model: Transformer
     attention: str  # the kernel chosen
@@ -103,7 +101,7 @@ def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep
     model = task.build_model().to(device)
     kernel = attention.choose(device, config.train.precision, config.model.head_width, config.model.attention_dropout)
     model.use_attention(kernel)
-    plan = batching.epoch_plan(task.lengths, task.shape, config.train.seed, 0)
+    plan = task.epoch(0)
     with autocast(device, config.train.precision):
         model.calibrate(lambda: task.loss(model, task.collate(plan[0]).to(device), 1.0))
     updates_per_epoch = math.ceil(len(plan) / config.train.accumulate)
@@ -129,21 +127,10 @@ def _restore(setup: Setup) -> State:
 
 
 def _start_from(setup: Setup, run: Path, which: str) -> None:
-    """The weights of a run, but for heads that it does not have or had for something else.
-
-    A model for shorter sequences takes the first of its learned positions.
-    """
-    model, before = setup.model, runs.load_config(run)
+    """The weights of a run, but for what is new in this one."""
     name, weights = checkpoint.choose(run, which)
-    for key, module in model.named_modules():
-        if isinstance(module, Embed) and (places := f"{key}.positions.weight") in weights:
-            weights[places] = weights[places][: setup.config.model.max_length]
-    known: list[tuple[Any, bool]] = [(model.head, before.model.head == "bert")]
-    if model.classifier is not None:
-        known += [(model.classifier.dense, before.model.classes > 0 or before.model.pooler)]
-        known += [(model.classifier.out, before.model.classes > 0 and before.task == setup.config.task)]
-    new = {parameter for module, is_known in known if module and not is_known for parameter in module.parameters()}
-    checkpoint.restore_part(model, weights, f"checkpoint {name} of {run}", new)
+    new = setup.task.start_from(setup.model, runs.load_config(run), weights)
+    checkpoint.restore_part(setup.model, weights, f"checkpoint {name} of {run}", new)
     setup.step.restored()
 
 
@@ -155,12 +142,8 @@ def _train(setup: Setup, signals: list[int]) -> None:
     setup.tell("start", state.update, message=f"{init.start_of(config.model)}, {facts}, {where}")
     if setup.device.type == "cuda" and config.train.step != "graph":
         setup.tell("message", 0, message="on a GPU --set train.step=graph is about ten times faster")
-    if setup.task.skipped:
-        limit = f"model.max_length={config.model.max_length}"
-        setup.tell("message", 0, message=f"{setup.task.skipped} training pairs are longer than {limit} and left out")
-    if setup.task.cut:
-        limit = f"model.max_length={config.model.max_length}"
-        setup.tell("message", 0, message=f"{setup.task.cut} training examples are longer than {limit} and cut")
+    for note in setup.task.notes():
+        setup.tell("message", 0, message=note)
     if _is_last(state, config) or _gives_up(state, config):
         setup.tell("message", state.update, message="this run is complete: nothing is left to train")
         return
@@ -243,7 +226,7 @@ def _batches(setup: Setup, epoch: int, used: int) -> Iterator[tuple[int, int, bo
     """(epoch, batches used of it, whether it ends here, the batches of one update), without end."""
     task, train = setup.task, setup.config.train
     while True:
-        plan = batching.epoch_plan(task.lengths, task.shape, train.seed, epoch)
+        plan = task.epoch(epoch)
         for begin in range(used, len(plan), train.accumulate):
             chosen = plan[begin : begin + train.accumulate]
             end = begin + len(chosen)

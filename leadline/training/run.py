@@ -25,8 +25,9 @@ from typing import Any
 
 import leadline
 from leadline import config as configuration
-from leadline import machine
+from leadline import history, machine
 from leadline.config import Config
+from leadline.data.sources import parse
 from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.files import to_json, write_json
@@ -45,9 +46,7 @@ def require_new(folder: Path) -> None:
 
 def absolute(config: Config) -> Config:
     """A folder named relative to here must be found from anywhere."""
-    kind, _, rest = config.data.source.partition(":")
-    if kind in ("text", "documents", "table", "prepared"):
-        config = config.set(data={"source": f"{kind}:{Path(rest).expanduser().absolute()}"})
+    config = config.set(data={"source": str(parse(config.data.source).absolute())})
     if config.data.vocabulary:
         config = config.set(data={"vocabulary": str(Path(config.data.vocabulary).expanduser().absolute())})
     if config.train.start:
@@ -174,9 +173,9 @@ class Metrics:
     def __init__(self, folder: Path, update: int) -> None:
         self.path = folder / "metrics.jsonl"
         if self.path.exists():
-            kept = [line for line in _whole_lines(self.path) if json.loads(line)["update"] <= update]
+            kept = [row for row in history.read(folder).rows if row["update"] <= update]
             temporary = self.path.with_name(".metrics.jsonl.tmp")
-            temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            temporary.write_text("".join(to_json(row) + "\n" for row in kept), encoding="utf-8")
             temporary.replace(self.path)
         self.file = self.path.open("a", encoding="utf-8", buffering=1)
         self.board = _tensorboard(folder / "tensorboard", update)
@@ -202,16 +201,8 @@ def _tensorboard(folder: Path, update: int) -> Any:
     return SummaryWriter(str(folder), purge_step=update + 1 if update else None)
 
 
-def _whole_lines(path: Path) -> Iterator[str]:
-    """A process killed while writing may leave half a line."""
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        with contextlib.suppress(ValueError):
-            json.loads(line)
-            yield line
-
-
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in _whole_lines(folder / "metrics.jsonl")]
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    return list(history.read(folder).rows)
 
 
 def default_folder(name: str) -> Path:

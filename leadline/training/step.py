@@ -43,7 +43,7 @@ class Step(Protocol):
     def __call__(self, batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result: ...
 
 
-def make_step(config: Config, task: Task, model: Transformer) -> Step:
+def make_step(config: Config, task: Task[Any, Any], model: Transformer) -> Step:
     """May move the model's weights to other memory: make it before anything else holds them."""
     if config.train.step == "graph":
         from leadline.training import graph
@@ -71,7 +71,7 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 class EagerStep:
-    def __init__(self, config: Config, task: Task, model: Transformer) -> None:
+    def __init__(self, config: Config, task: Task[Any, Any], model: Transformer) -> None:
         self.config, self.task, self.model = config, task, model
         self.device = next(model.parameters()).device
         self.parameters = [p for p in model.parameters() if p.requires_grad]

@@ -31,14 +31,12 @@ class Trained:
     checkpoint: str  # which weights these are
 
     def translator(self) -> Translator:
-        if self.config.task != "translation":
-            raise UserError(f"this run was trained for {self.config.task}: it cannot translate")
-        return Translator(self.model, self.tokenizer, self.config)
+        return tasks.find(self.config.task).translator(self.model, self.tokenizer, self.config)
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
         return self.translator().translate(sentences)
 
-    def task(self, progress: Progress | None = None) -> tasks.Task:
+    def task(self, progress: Progress | None = None) -> tasks.Task[Any, Any]:
         """The task on the data the run was trained on, which is prepared again if it is not there."""
         store = Store(prepare(self.config.data, progress=progress or (lambda what, done: None)))
         if store.tokenizer.bpe.to_str() != self.tokenizer.bpe.to_str():
@@ -48,10 +46,9 @@ class Trained:
         return tasks.find(self.config.task)(self.config, store)
 
     def evaluate(self, split: str = "test") -> dict[str, Any]:
-        """Loss in nats a token on a whole split; of a translation BLEU and chrF with their signatures."""
+        """Loss on a whole split, in nats a token or an example; of a translation BLEU and chrF with signatures."""
         task = self.task()
-        scores = task.score(self.model, split) if isinstance(task, tasks.Translation) else {}
-        return task.evaluate(self.model, split) | scores
+        return task.evaluate(self.model, split) | task.scores(self.model, split)
 
 
 def load(run: str | Path, which: str = "best", device: str | None = None) -> Trained:

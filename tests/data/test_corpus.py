@@ -15,9 +15,9 @@ import pytest
 
 from leadline.config import DataConfig, to_dict
 from leadline.data import corpus
-from leadline.data.documents import open_documents
 from leadline.data.sentences import splitter
 from leadline.data.sequences import cut
+from leadline.data.sources import open_source
 from leadline.data.store import Store, prepare
 from leadline.errors import UserError
 
@@ -50,7 +50,7 @@ def documents_of(store: Store, split: str) -> list[list[list[int]]]:
 def test_the_store_holds_every_sentence_of_every_document(config, tmp_path: Path, changes: dict[str, str]) -> None:
     config = dataclasses.replace(config, **changes)
     store = Store(prepare(config, tmp_path / "data"))
-    texts = [text for _, text in open_documents(config).paragraphs()]
+    texts = [text for _, text in open_source(config).paragraphs()]
     expected = [store.tokenizer.encode(splitter("en")(text), "en") for text in texts]
     valid = [corpus.is_valid(i, COUNT, config) for i in range(COUNT)]
     for split, chosen in (("train", False), ("valid", True)):

@@ -13,7 +13,8 @@ import pytest
 
 from leadline.config import DataConfig
 from leadline.data import documents
-from leadline.data.documents import open_documents, prose
+from leadline.data.python_docs import prose
+from leadline.data.sources import open_source
 from leadline.data.store import prepare
 from leadline.data.text import lines_of
 from leadline.errors import UserError
@@ -22,7 +23,7 @@ from leadline.errors import UserError
 def read(path: Path) -> list[list[str]]:
     """The paragraphs of each document."""
     found: list[list[str]] = []
-    for number, text in open_documents(DataConfig(source=f"documents:{path}")).paragraphs():
+    for number, text in open_source(DataConfig(source=f"documents:{path}")).paragraphs():
         if number == len(found):
             found.append([])
         assert number == len(found) - 1
@@ -65,7 +66,7 @@ def test_a_folder_is_read_in_the_order_of_its_names_whatever_the_compression(tmp
 def test_the_fingerprint_changes_with_the_text_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("one\n\ntwo")
-    source = open_documents(DataConfig(source=f"documents:{path}"))
+    source = open_source(DataConfig(source=f"documents:{path}"))
     before = source.fingerprint()
     os.utime(path, (1, 1))
     assert source.fingerprint() == before
@@ -120,7 +121,7 @@ def test_python_carries_prose_that_is_read_without_importing_it(monkeypatch) -> 
     some = {"antigravity", "this", "turtle", "asyncio", "argparse"}  # all of them take seconds to parse
     monkeypatch.setattr(sys, "stdlib_module_names", some)
     before = set(sys.modules)
-    found = list(open_documents(DataConfig(source="builtin:python-docs")).paragraphs())
+    found = list(open_source(DataConfig(source="builtin:python-docs")).paragraphs())
     assert not {"antigravity", "this", "turtle", "pydoc_data.topics"} & (set(sys.modules) - before)
     assert sum(len(text) for _, text in found) > 200_000
     assert found[-1][0] > 60

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from leadline.config import DataConfig
-from leadline.data import store
-from leadline.data.sources import TextFolder, open_source
+from leadline.data import parallel, store
+from leadline.data.pairs import TextFolder
+from leadline.data.sources import open_source
 from leadline.data.store import Store, prepare
 from leadline.errors import UserError
 from leadline.files import sha256
@@ -24,8 +25,8 @@ SPLITS = ("train", "valid", "test")
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "SHARD_TOKENS", 200)
-    monkeypatch.setattr(store, "CHUNK", 2)
+    monkeypatch.setattr(parallel, "SHARD_TOKENS", 200)
+    monkeypatch.setattr(parallel, "CHUNK", 2)
 
 
 def encoded(opened: Store, config: DataConfig, split: str) -> list[tuple[list[int], list[int]]]:
@@ -83,8 +84,8 @@ def test_lengths_are_those_of_the_rows(corpus) -> None:
 
 @pytest.mark.parametrize("shard_tokens", [200, 1 << 24], ids=["several shards", "one shard"])
 def test_rows_are_gathered_in_any_order(corpus, monkeypatch, shard_tokens: int) -> None:
-    monkeypatch.setattr(store, "SHARD_TOKENS", shard_tokens)
-    monkeypatch.setattr(store, "CHUNK", 2)
+    monkeypatch.setattr(parallel, "SHARD_TOKENS", shard_tokens)
+    monkeypatch.setattr(parallel, "CHUNK", 2)
     config = corpus()
     opened = Store(prepare(config))
     split, expected = opened.split("train"), encoded(opened, config, "train")
@@ -105,8 +106,8 @@ def test_a_row_that_is_not_there_is_an_index_error(corpus) -> None:
 
 
 def test_a_shard_that_ends_with_the_split_is_not_followed_by_an_empty_one(corpus, monkeypatch) -> None:
-    monkeypatch.setattr(store, "SHARD_TOKENS", 1)  # every chunk fills a shard
-    monkeypatch.setattr(store, "CHUNK", 10)
+    monkeypatch.setattr(parallel, "SHARD_TOKENS", 1)  # every chunk fills a shard
+    monkeypatch.setattr(parallel, "CHUNK", 10)
     opened = Store(prepare(corpus(train=50)))
     assert opened.manifest["splits"]["train"]["shards"] == 5
     assert all(len(ends) == 10 for ends in opened.split("train").ends)
@@ -307,8 +308,8 @@ class TestPrepared:
 
 
 def test_memory_does_not_grow_with_the_corpus(corpus, monkeypatch) -> None:
-    monkeypatch.setattr(store, "SHARD_TOKENS", 2000)
-    monkeypatch.setattr(store, "CHUNK", 32)
+    monkeypatch.setattr(parallel, "SHARD_TOKENS", 2000)
+    monkeypatch.setattr(parallel, "CHUNK", 32)
 
     def peak(size: int) -> int:
         """Of the stages that go through train."""

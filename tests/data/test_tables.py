@@ -12,8 +12,9 @@ import pytest
 
 from leadline import recipes
 from leadline.config import DataConfig
+from leadline.data.sources import open_source
 from leadline.data.store import Store, prepare
-from leadline.data.tables import Example, open_examples
+from leadline.data.tables import Example
 from leadline.errors import UserError
 
 ROWS = [("yes", "The dog runs", "A dog moves"), ("no", 'He said "so', "it, rains"), ("maybe", "green", "cats")] * 4
@@ -41,7 +42,7 @@ def config(path: Path, **changes: Any) -> DataConfig:
 @pytest.mark.parametrize("name", ["x.tsv", "x.csv", "x.jsonl", "x.tsv.gz", "x.json"])
 def test_every_format_gives_the_same_examples(name: str, tmp_path: Path) -> None:
     path = written(tmp_path / name)
-    source = open_examples(config(path))
+    source = open_source(config(path))
     assert source.splits() == ("train", "valid", "test")
     found = {split: list(source.examples(split)) for split in source.splits()}
     assert [len(found[split]) for split in found] == [8, 2, 2]
@@ -54,7 +55,7 @@ def test_a_folder_has_its_own_splits(tmp_path: Path) -> None:
     written(tmp_path / "train.tsv")
     written(tmp_path / "dev.csv", ROWS[:3])
     written(tmp_path / "test.jsonl", ROWS[:2])
-    source = open_examples(config(tmp_path, holdout=0))
+    source = open_source(config(tmp_path, holdout=0))
     assert {split: len(list(source.examples(split))) for split in source.splits()} == {
         "train": 12,
         "valid": 3,
@@ -64,7 +65,7 @@ def test_a_folder_has_its_own_splits(tmp_path: Path) -> None:
         "The dog runs", "A dog moves", "yes", f"{tmp_path / 'dev.csv'}, line 2"
     )
     written(tmp_path / "test.jsonl", [row[1:] for row in ROWS], ("a", "b"))  # GLUE gives out tests without labels
-    assert open_examples(config(tmp_path, holdout=0)).splits() == ("train", "valid")
+    assert open_source(config(tmp_path, holdout=0)).splits() == ("train", "valid")
 
 
 MRPC_HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
@@ -91,22 +92,22 @@ def recipe_data(task: str, folder: Path, **changes: Any) -> DataConfig:
 
 def test_glue_s_mrpc_is_read_as_it_is(tmp_path: Path) -> None:
     folder = glue_mrpc(tmp_path / "MRPC")
-    source = open_examples(recipe_data("mrpc", folder))
+    source = open_source(recipe_data("mrpc", folder))
     assert source.splits() == ("train", "valid")
     assert len(list(source.examples("train"))) == len(MRPC_ROWS)  # nothing is held out of it for the test
     first = Example('He said "so', "So he said", "1", f"{folder / 'train.tsv'}, line 2")
     assert next(source.examples("train")) == first
     assert source.notes() == ["test.tsv has no labels and is left out: there is no test split"]
     named = recipe_data("mrpc", folder, first="#1 String", second="#2 String", label="Quality")
-    assert list(open_examples(named).examples("valid")) == list(source.examples("valid"))
+    assert list(open_source(named).examples("valid")) == list(source.examples("valid"))
 
 
 def test_a_test_split_without_labels_is_not_one_that_is_missing(tmp_path: Path) -> None:
     """Where it is missing, it is held out of train: other data, which needs another key."""
     folder = glue_mrpc(tmp_path / "MRPC")
-    left_out = open_examples(recipe_data("mrpc", folder, holdout=2))
+    left_out = open_source(recipe_data("mrpc", folder, holdout=2))
     (folder / "test.tsv").unlink()
-    missing = open_examples(recipe_data("mrpc", folder, holdout=2))
+    missing = open_source(recipe_data("mrpc", folder, holdout=2))
     assert [len(list(source.examples("train"))) for source in (left_out, missing)] == [9, 7]
     assert left_out.fingerprint() != missing.fingerprint()
 
@@ -114,7 +115,7 @@ def test_a_test_split_without_labels_is_not_one_that_is_missing(tmp_path: Path) 
 def test_the_original_mrpc_is_read_as_it_is(tmp_path: Path) -> None:
     lines = [MRPC_HEADER, *MRPC_ROWS]
     folder = glue(tmp_path / "x", {"msr_paraphrase_train.txt": lines, "msr_paraphrase_test.txt": lines[:3]})
-    source = open_examples(recipe_data("mrpc", folder, holdout=4))
+    source = open_source(recipe_data("mrpc", folder, holdout=4))
     assert {split: len(list(source.examples(split))) for split in source.splits()} == {
         "train": 5,
         "valid": 4,
@@ -130,7 +131,7 @@ def test_glue_s_rte_is_read_as_it_is(tmp_path: Path) -> None:
     labelled = ["index\tsentence1\tsentence2\tlabel", *rows]
     unlabelled = ["index\tsentence1\tsentence2", "0\tIt rains.\tWet."]
     folder = glue(tmp_path / "RTE", {"train.tsv": labelled, "dev.tsv": labelled[:2], "test.tsv": unlabelled})
-    source = open_examples(recipe_data("rte", folder))
+    source = open_source(recipe_data("rte", folder))
     assert {split: len(list(source.examples(split))) for split in source.splits()} == {"train": 2, "valid": 1}
     assert next(source.examples("train"))[:3] == ('It "rains.', "Wet.", "entailment")
     store = Store(prepare(recipe_data("rte", folder, vocab_size=31), tmp_path / "out"))
@@ -144,13 +145,13 @@ def test_numbers_and_truth_in_json_are_labels(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         rows = [{"label": label, "a": "x", "b": 3, "more": [1]} for label in (3, 2.5, True)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = list(open_examples(config(tmp_path, holdout=0)).examples("train"))
+    found = list(open_source(config(tmp_path, holdout=0)).examples("train"))
     assert [(e.label, e.second) for e in found] == [("3", "3"), ("2.5", "3"), ("true", "3")]
 
 
 def test_more_cannot_be_held_out_than_is_left(tmp_path: Path) -> None:
-    source = open_examples(config(written(tmp_path / "x.tsv"), holdout=4))
-    with pytest.raises(UserError, match=r"data.holdout=4 would take 8 of the 12 examples: choose fewer"):
+    source = open_source(config(written(tmp_path / "x.tsv"), holdout=4))
+    with pytest.raises(UserError, match=r"data.holdout=4 would take 8 of the 12 examples in .*x.tsv: choose fewer"):
         list(source.examples("train"))
 
 
@@ -183,12 +184,12 @@ def test_a_wrong_file_says_where(name: str, text: bytes, complaint: str, tmp_pat
 def test_without_validation_or_training_examples_it_says_what_to_do(tmp_path: Path) -> None:
     written(tmp_path / "train.tsv")
     with pytest.raises(UserError, match=r"no examples for validation: add a valid or dev file .* data.holdout=500"):
-        open_examples(config(tmp_path, holdout=0))
+        open_source(config(tmp_path, holdout=0))
     (tmp_path / "train.tsv").rename(tmp_path / "training.tsv")
     with pytest.raises(UserError, match=r"has no train.tsv, train.csv or train.jsonl"):
-        open_examples(config(tmp_path))
+        open_source(config(tmp_path))
     with pytest.raises(UserError, match="nowhere does not exist"):
-        open_examples(config(tmp_path / "nowhere"))
+        open_source(config(tmp_path / "nowhere"))
 
 
 def test_tokens_labels_and_counts_are_prepared(tmp_path: Path) -> None:

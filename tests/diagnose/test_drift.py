@@ -30,7 +30,7 @@ def trained(config: Config, drift: Drift | None, updates: int = 3):
     model = task.build_model().train()
     model.use_attention("padded")
     step = EagerStep(config, task, model)
-    plan = batching.epoch_plan(task.lengths, task.shape, 1, 0)
+    plan = batching.epoch_plan(task.train.lengths, task.shape, 1, 0)
     rows, models = [], [copy.deepcopy(model)]
     for update in range(1, updates + 1):
         watchers = [drift] if drift and drift.due(update) else []

@@ -8,12 +8,14 @@ import statistics
 
 import numpy as np
 import pytest
+import simplified
+import theory_reference as reference
 import torch
 import torch.nn.functional as F
+from simplified import Simplified, measure
 
-from leadline.diagnose import record, simplified, theory
+from leadline.diagnose import record, theory
 from leadline.diagnose.record import Record
-from leadline.diagnose.simplified import Simplified, measure
 from leadline.kernels.pack import pack_one
 from leadline.model import Transformer
 
@@ -133,7 +135,7 @@ def test_lemma_2_pre_ln_lies_between_the_bounds_for_many_positions() -> None:
 
 def test_pre_ln_hidden_norms_lie_where_the_overlay_says() -> None:
     for layer, found in enumerate(profile(measured("pre_ln", 6, 512), "hidden_norm", "x")[1:], 1):
-        bounds = theory.pre_ln_hidden_norm(layer, 512)
+        bounds = reference.pre_ln_hidden_norm(layer, 512)
         assert bounds.low is not None
         assert bounds.high is not None
         assert bounds.low < found < bounds.high
@@ -155,8 +157,8 @@ def test_hidden_norms_are_bounded_as_theorem_1_asks() -> None:
         next(r.value for r in run if (r.quantity, r.where, r.position) == ("squared_norm", "x", 6))
         for run in measured("pre_ln", 6, 512, seeds=40, positions=1)
     ]
-    assert theory.is_bounded(last, 0.1, 0.125)
-    assert not theory.is_bounded(last, 0.01, 0.125)
+    assert reference.is_bounded(last, 0.1, 0.125)
+    assert not reference.is_bounded(last, 0.01, 0.125)
 
 
 # --- Theorem 1 --------------------------------------------------------------------------------------------------------
@@ -169,9 +171,9 @@ def test_theorem_1_in_the_depth(placement: str, expected: float) -> None:
     last = [profile(measured(placement, L, 128), "grad_norm_of_mean", "w2")[-1] for L in depths]
     assert slope(depths, last) == pytest.approx(expected, abs=0.1)
     if placement == "post_ln":
-        claimed = [theory.post_ln_last_gradient(128).value for _ in depths]
+        claimed = [reference.post_ln_last_gradient(128).value for _ in depths]
     else:
-        claimed = [theory.pre_ln_last_gradient(128, L).value for L in depths]
+        claimed = [reference.pre_ln_last_gradient(128, L).value for L in depths]
         # It is 1/‖x_L‖, whose exact growth gives −0.561 here: the positions grow alike on the way to L = 96.
         assert slope(depths, last) == pytest.approx(
             slope(depths, [expected_pre_ln(L, 32)[-1] ** -0.5 for L in depths]), abs=0.03
@@ -185,7 +187,7 @@ def test_theorem_1_is_a_loose_bound_in_the_width(placement: str) -> None:
     widths = [32, 64, 128, 256, 512]
     last = [profile(measured(placement, 6, d), "grad_norm_of_mean", "w2")[-1] for d in widths]
     assert slope(widths, last) == pytest.approx(0.5, abs=0.1)
-    assert slope(widths, [theory.post_ln_last_gradient(d).value for d in widths]) > 1
+    assert slope(widths, [reference.post_ln_last_gradient(d).value for d in widths]) > 1
 
 
 # --- appendix F -------------------------------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ def test_in_a_whole_model_they_fall_where_there_is_cross_attention() -> None:
     assert decoder == sorted(decoder)
     assert decoder[0] ** (1 / 5) == pytest.approx(0.5**0.5, rel=0.1)
     assert whole_model(6, 6, "fairseq_2019", 3)["decoder"][0] ** (1 / 5) == pytest.approx((2 / 3) ** 0.5, rel=0.05)
-    for value, bounds in zip(decoder[:-1], theory.post_ln_decoder_gradient_profile(6), strict=False):
+    for value, bounds in zip(decoder[:-1], reference.post_ln_decoder_gradient_profile(6), strict=False):
         assert bounds.low is not None
         assert bounds.low * 0.9 < value < 1
     assert all(0.75 < value < 1.25 for value in found["encoder"])

@@ -20,7 +20,8 @@ from leadline import config as configuration
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.store import Store, prepare
-from leadline.diagnose.watch import ENOUGH, REMEMBERED, Watch, connections_of, groups_of
+from leadline.diagnose.stream import connections_of
+from leadline.diagnose.watch import ENOUGH, REMEMBERED, Watch, groups_of
 from leadline.errors import Diverged
 from leadline.kernels.pack import pack_one
 from leadline.model import Transformer
@@ -111,7 +112,7 @@ def test_the_values_are_what_an_independent_step_gives(config: Config) -> None:
     """Gradients before clipping, updates after the step, streams after each connection."""
     config = config.set(optim={"clip": 0.01}, model={"dropout": 0.0})
     task = Translation(config, Store(prepare(config.data)))
-    plan = batching.epoch_plan(task.lengths, task.shape, config.train.seed, 0)
+    plan = batching.epoch_plan(task.train.lengths, task.shape, config.train.seed, 0)
     batch = task.collate(plan[0])
 
     model = task.build_model()

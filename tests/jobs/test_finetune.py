@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leadline.config import Config, to_toml
+from leadline.config import Config
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.jobs import finetune as tuning
 from leadline.jobs import worker
-from leadline.jobs.engine import Job
-from leadline.jobs.finetune import Found, Setting
+from leadline.jobs.grid import Setting, SettingScores, settings_of, summary
+from leadline.jobs.job import Job, lay_out, unfinished
 from leadline.training import checkpoint
 from leadline.training.loop import resume, train
 from leadline.training.run import load_config
@@ -55,15 +55,12 @@ COLUMNS = ["data.first=text", "data.second="]
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in this process: a process of its own takes seconds to start."""
 
-    def execute(jobs: Sequence[Job], root: Path, at_once: int, on_event: Any) -> None:
-        for job in jobs:
-            if not (job.folder(root) / "result.json").exists():
-                job.folder(root).mkdir(parents=True, exist_ok=True)
-                (job.folder(root) / "job.toml").write_text(to_toml(job.config))
-                worker.work(job.folder(root), job.name, job.watch)
+    def execute(jobs: Sequence[Job], root: Path, at_once: int, on_event: Any, on_finished: Any) -> None:
+        for job in unfinished(jobs, root):
+            worker.work(lay_out(job, root))
+            on_finished(job)
 
     monkeypatch.setattr(tuning, "execute", execute)
-    monkeypatch.setattr(worker, "_tell", lambda event: None)
 
 
 def weights_at_start(config: Config, folder: Path) -> dict[str, torch.Tensor]:
@@ -192,10 +189,9 @@ def test_it_goes_on_after_a_kill_to_the_same_scores(
     whole = tuning.finetune(base, [LONG], 1, 1, tmp_path / "whole")
     folder = tmp_path / "killed" / "runs" / whole.run.name
     folder.mkdir(parents=True)
-    (folder / "job.toml").write_text((whole.run / "job.toml").read_text())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "leadline.jobs.worker", str(folder), "killed", "0"], stdout=subprocess.DEVNULL
-    )
+    for name in ("job.toml", "job.json"):
+        (folder / name).write_text((whole.run / name).read_text())
+    process = subprocess.Popen([sys.executable, "-m", "leadline.jobs.worker", str(folder)], stdout=subprocess.DEVNULL)
     while not checkpoint.names(folder):
         assert process.poll() is None
         time.sleep(0.02)
@@ -224,15 +220,15 @@ def test_a_job_s_key_is_of_the_weights_and_not_of_where_they_lie(pretrained: Pat
 
 def test_diverged_runs_are_counted_and_not_averaged() -> None:
     results = [{"diverged": "", "valid_f1": 0.5}, {"diverged": "at update 3"}, {"diverged": "", "valid_f1": 0.7}]
-    found = tuning.summary(Setting(16, 1e-4, 3), results, "f1")
+    found = summary(Setting(16, 1e-4, 3), results, "f1")
     assert (found.scores, found.diverged) == ([0.5, 0.7], 1)
     assert str(found) == "60.0 ± 127.1 (1 diverged)"
-    assert str(Found(found.setting, [], 2)) == "diverged"
-    assert str(Found(found.setting, [0.25], 0)) == "25.0"
+    assert str(SettingScores(found.setting, [], 2)) == "diverged"
+    assert str(SettingScores(found.setting, [0.25], 0)) == "25.0"
 
 
 def test_the_paper_s_grid() -> None:
-    grid = tuning.grid(*tuning.FULL)
+    grid = settings_of(*tuning.FULL)
     assert len(grid) == len(set(grid)) == 30
     assert {s.batch for s in grid} == {16, 32}
     assert (min(s.lr for s in grid), max(s.lr for s in grid)) == (1e-5, 1e-4)
@@ -264,12 +260,12 @@ def test_a_translation_run_cannot_be_fine_tuned(finished: Path, leadline: Callab
 @pytest.mark.parametrize("task", ["mrpc", "rte"])
 def test_glue_s_files_have_the_columns_of_the_recipes(task: str) -> None:
     from leadline import recipes
-    from leadline.data.tables import open_examples
+    from leadline.data.sources import open_source
 
     folder = Path(__file__).parents[2] / "shared" / "data" / task
     if not folder.exists():
         pytest.skip("these files are not part of the repository")
-    source = open_examples(recipes.find(task).set(data={"source": f"table:{folder}"}).data)
+    source = open_source(recipes.find(task).set(data={"source": f"table:{folder}"}).data)
     sizes = {split: len(list(source.examples(split))) for split in source.splits()}
     assert sizes == {"mrpc": {"train": 3668, "valid": 408, "test": 1725}, "rte": {"train": 2490, "valid": 277}}[task]
 

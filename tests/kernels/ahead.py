@@ -69,7 +69,7 @@ def shared_memory(capability: int) -> dict[str, int]:
         chosen = config()
         task = tasks.find(chosen.task)(chosen, Store(prepare(chosen.data)))
         step = make_step(chosen, task, task.build_model().train())
-        rows = batching.epoch_plan(task.lengths, task.shape, 1, 0)[0]
+        rows = batching.epoch_plan(task.train.lengths, task.shape, 1, 0)[0]
         step([step.prepare(task.collate(rows))], 1, 1e-3)
     finally:
         jit.JITFunction.run = run  # type: ignore[method-assign]

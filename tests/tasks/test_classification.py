@@ -69,8 +69,8 @@ def test_cutting_is_taking_one_token_at_a_time_from_the_longer() -> None:
 
 def test_a_sequence_is_two_texts_with_their_marks_and_segments(labelled: Config) -> None:
     task = task_of(labelled)
-    assert task.cut == int((task.train.split.lengths().sum(1) > 29).sum()) > 0
-    rows = batching.plan(task.lengths, task.shape, np.arange(70))[0]
+    assert task.train.facts["cut"] == int((task.train.split.lengths().sum(1) > 29).sum()) > 0
+    rows = batching.plan(task.train.lengths, task.shape, np.arange(70))[0]
     batch, (cls, sep) = task.collate(rows), (task.cls, task.sep)
     starts = batch.source.starts.tolist()
     for number, row in enumerate(rows):
@@ -88,17 +88,17 @@ def test_a_sequence_is_two_texts_with_their_marks_and_segments(labelled: Config)
 
 def test_batches_have_so_many_examples_and_one_shape(labelled: Config) -> None:
     task = task_of(labelled)
-    plan = batching.epoch_plan(task.lengths, task.shape, 1, 0)
+    plan = batching.epoch_plan(task.train.lengths, task.shape, 1, 0)
     assert sorted(np.concatenate(plan).tolist()) == list(range(70))
     assert sorted(map(len, plan)) == [6] + [8] * 8
     shapes = {
         tuple(t.shape for t in (b.source.tokens, b.source.starts, b.firsts, b.labels)) for b in map(task.collate, plan)
     }
     assert len(shapes) == 1
-    assert task.shape.source <= 8 * 32
+    assert task.shape.sides[0] <= 8 * 32
     single = task_of(labelled, data={"second": ""})
-    assert single.lengths[:, 0].mean() * 8 < single.shape.source < 8 * 32  # less than the longest would need
-    assert task_of(labelled, train={"batch_sequences": 0, "batch_tokens": 64}).shape.source == 64
+    assert single.train.lengths[:, 0].mean() * 8 < single.shape.sides[0] < 8 * 32  # less than the longest would need
+    assert task_of(labelled, train={"batch_sequences": 0, "batch_tokens": 64}).shape.sides[0] == 64
 
 
 def test_single_texts_and_models_without_segments(labelled: Config) -> None:
@@ -107,13 +107,13 @@ def test_single_texts_and_models_without_segments(labelled: Config) -> None:
     a, _ = task.train.split[3]
     assert batch.source.tokens[: len(a) + 2].tolist() == [task.cls, *a, task.sep]
     assert batch.source.segments is None
-    assert (task.cut, batch.tokens) == (0, len(a) + 2)
+    assert (task.train.facts["cut"], batch.tokens) == (0, len(a) + 2)
 
 
 def test_loss_and_scores_are_those_of_each_sequence_by_itself(labelled: Config) -> None:
     task = task_of(labelled, train={"label_smoothing": 0.0})
     model = task.build_model().eval()
-    examples = task.examples("valid")
+    examples = task.read("valid")
     nll, right = 0.0, 0
     for row, label in enumerate(examples.labels):
         tokens, second = task._laid_out(examples, row)
@@ -126,8 +126,8 @@ def test_loss_and_scores_are_those_of_each_sequence_by_itself(labelled: Config) 
     found = task.evaluate(model, "valid")
     assert found["nll"] == pytest.approx(nll / 21, abs=1e-5)
     assert found["accuracy"] == right / 21
-    assert found["cut"] == examples.cut
-    batches = list(task._batches(examples))
+    assert found["cut"] == examples.facts["cut"]
+    batches = list(task.batches(examples))
     with torch.no_grad():
         total = sum(float(task.loss(model, batch, 2.0)) for batch in batches)
     assert total == pytest.approx(nll / 2, abs=1e-4)
@@ -156,7 +156,7 @@ def test_graph_and_eager_have_the_same_losses_and_weights(labelled: Config) -> N
         task = task_of(config, train={"step": kind})
         model = task.build_model().train()
         step = make_step(task.config, task, model)
-        plan = batching.epoch_plan(task.lengths, task.shape, 1, 0)
+        plan = batching.epoch_plan(task.train.lengths, task.shape, 1, 0)
         losses = [float(step([step.prepare(task.collate(plan[u]))], u + 1, 0.01).loss) for u in range(2)]
         results.append((losses, {name: p.detach().clone() for name, p in model.named_parameters()}))
     assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)

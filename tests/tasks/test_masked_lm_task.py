@@ -35,7 +35,7 @@ def task_of(config: Config, store: Store, **model: object) -> MaskedLM:
 
 
 def batches(task: MaskedLM, epoch: int = 0) -> list[tuple[np.ndarray, Batch]]:
-    plan = batching.epoch_plan(task.lengths, task.shape, task.config.train.seed, epoch)
+    plan = batching.epoch_plan(task.train.lengths, task.shape, task.config.train.seed, epoch)
     return [(rows, task.collate(rows, epoch)) for rows in plan]
 
 
@@ -64,7 +64,10 @@ def test_an_epoch_holds_the_text_between_cls_and_sep(masked: Config, store: Stor
         found += [part[1:-1] for part in parts]
         assert (tokens[batch.tokens :] == task.pad).all()
         assert not batch.source.segments.any()
-    expected = [shard.tokens[begin:end].tolist() for shard, begin, end in map(task.train.place, range(len(task.train)))]
+    expected = [
+        shard.tokens[begin:end].tolist()
+        for shard, begin, end in map(task.train.sequences.place, range(len(task.train.lengths)))
+    ]
     assert sorted(found) == sorted(expected)
     assert sum(map(len, found)) == sum(len(shard.tokens) for shard in store.documents("train"))
 
@@ -78,7 +81,9 @@ def test_labels_are_what_was_there_and_shapes_never_change(masked: Config, store
             used = batch.labels != NOTHING
             assert batch.count == used.sum() > 0
             assert (batch.masked[~used] == 0).all()
-            clean = np.concatenate([task._laid_out(task.train, row, 1, epoch)[0] for row in self_sorted(task, rows)])
+            clean = np.concatenate(
+                [task._laid_out(task.train.sequences, row, 1, epoch)[0] for row in self_sorted(task, rows)]
+            )
             assert np.array_equal(clean[batch.masked[used]], batch.labels[used])
             assert np.array_equal(clean, unmasked(batch)[: len(clean)])
             changed += int((clean != batch.source.tokens.numpy()[: len(clean)]).sum())
@@ -88,7 +93,7 @@ def test_labels_are_what_was_there_and_shapes_never_change(masked: Config, store
 
 
 def self_sorted(task: MaskedLM, rows: np.ndarray) -> list[int]:
-    return sorted(rows.tolist(), key=lambda row: task.lengths[row, 0])
+    return sorted(rows.tolist(), key=lambda row: task.train.lengths[row, 0])
 
 
 def test_masks_are_fresh_every_epoch_and_the_same_for_the_same(masked: Config, store: Store) -> None:
@@ -203,7 +208,7 @@ class TestNextSentence:
 
     def test_the_pairs_of_a_row_change_with_the_epoch(self, masked: Config, store: Store) -> None:
         task = task_of(masked, store, **PAIRS)
-        drawn = {task._laid_out(task.train, 0, 1, epoch)[0].tobytes() for epoch in range(6)}
+        drawn = {task._laid_out(task.train.sequences, 0, 1, epoch)[0].tobytes() for epoch in range(6)}
         assert len(drawn) > 3
 
     def test_what_does_not_follow_is_of_another_document_and_as_long(self, masked: Config, tmp_path: Path) -> None:
@@ -216,13 +221,13 @@ class TestNextSentence:
         task = MaskedLM(config, Store(prepare(config.data)))
         letters = np.array([next((c for c in task.store.tokenizer.piece(t) if c in "abcd"), "") for t in range(26)])
         shares: dict[int, list[float]] = {0: [], 1: []}
-        for row in range(len(task.train)):
+        for row in range(len(task.train.lengths)):
             for epoch in range(30):
-                tokens, second, label = task._laid_out(task.train, row, 1, epoch)
+                tokens, second, label = task._laid_out(task.train.sequences, row, 1, epoch)
                 first, other = (set(letters[part]) - {""} for part in (tokens[:second], tokens[second:]))
                 assert len(first) == len(other) == 1
                 assert (first == other) == (label == 0)
-                shares[label].append(len(tokens) / task.lengths[row, 0])
+                shares[label].append(len(tokens) / task.train.lengths[row, 0])
         assert max(shares[1]) <= 1 == min(shares[0])
         assert np.mean(shares[1]) > 0.93
         assert np.mean([label for label in shares for _ in shares[label]]) == pytest.approx(0.5, abs=0.1)
@@ -248,7 +253,7 @@ def test_evaluation_is_that_of_a_loop_and_the_same_each_time(masked: Config, sto
     assert found == seeded.evaluate(net, "valid")  # the mask is not of the training's seed
     losses, right, count = 0.0, 0, 0
     with torch.no_grad():
-        for batch in task._valid_batches("valid"):
+        for batch in task.batches(task.read("valid")):
             logits = net.eval().logits(net(batch.source)[batch.masked])
             losses += F.cross_entropy(logits, batch.labels, ignore_index=NOTHING, reduction="sum").item()
             right += int((logits.argmax(-1) == batch.labels).sum())

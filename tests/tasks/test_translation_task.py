@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.config import Config
-from leadline.data import batching
-from leadline.data import store as data_store
+from leadline.data import batching, parallel
 from leadline.data.sources import open_source
 from leadline.data.store import Store, prepare
 from leadline.data.tokenizer import BOS, EOS, PAD
@@ -49,7 +48,7 @@ def sentence_loss(model: Transformer, pair: tuple[list[int], list[int]], smoothi
 
 
 def first_batch(task: Translation) -> tuple[np.ndarray, Batch]:
-    rows = batching.epoch_plan(task.lengths, task.shape, seed=0, epoch=0)[0]
+    rows = batching.epoch_plan(task.train.lengths, task.shape, seed=0, epoch=0)[0]
     return rows, task.collate(rows)
 
 
@@ -65,7 +64,7 @@ def test_collate_shifts_the_target_and_ends_both_sides(task: Translation, store:
     starts = {side: getattr(batch, side).starts.tolist() for side in ("source", "target")}
     assert len(rows) > 1
     for i, row in enumerate(rows):
-        left, right = (side.tolist() for side in split[int(task.rows[row])])
+        left, right = (side.tolist() for side in split[int(task.train.rows[row])])
         of_source = slice(starts["source"][i], starts["source"][i + 1])
         of_target = slice(starts["target"][i], starts["target"][i + 1])
         assert batch.source.tokens[of_source].tolist() == [*left, EOS]
@@ -83,12 +82,13 @@ def collated_one_by_one(pairs: list[tuple[np.ndarray, np.ndarray]], shape: batch
     target = [np.append(BOS, right) for _, right in pairs]
     labels = np.concatenate([np.append(right, EOS) for _, right in pairs])
     sizes = group_sizes([[len(s) for s in source], [len(t) for t in target]])
-    most = shape.sequences + -(-max(shape.source, shape.target) // max_length)
+    most = shape.sequences + -(-max(shape.sides) // max_length)
     return Batch(
-        pack(source, shape.source, sizes, max_length, most, PAD),
-        pack(target, shape.target, sizes, max_length, most, PAD),
-        torch.from_numpy(np.pad(labels, (0, shape.target - len(labels)), constant_values=PAD)),
-        len(labels),
+        pack(source, shape.sides[0], sizes, max_length, most, PAD),
+        pack(target, shape.sides[1], sizes, max_length, most, PAD),
+        torch.from_numpy(np.pad(labels, (0, shape.sides[1] - len(labels)), constant_values=PAD)),
+        count=len(labels),
+        tokens=len(labels),
     )
 
 
@@ -103,31 +103,31 @@ def everything_in(value: object) -> list[object]:
 
 @pytest.mark.parametrize("shard_tokens", [1 << 24, 100], ids=["one shard", "several shards"])
 def test_collate_equals_its_form_of_one_sentence_at_a_time(config, tmp_path, monkeypatch, shard_tokens: int) -> None:
-    monkeypatch.setattr(data_store, "SHARD_TOKENS", shard_tokens)
-    monkeypatch.setattr(data_store, "CHUNK", 4)
+    monkeypatch.setattr(parallel, "SHARD_TOKENS", shard_tokens)
+    monkeypatch.setattr(parallel, "CHUNK", 4)
     store = Store(prepare(config.data, tmp_path / "data"))
     task, split = Translation(config, store), store.split("train")
     assert (len(split.tokens) > 3) == (shard_tokens == 100)
-    for rows in batching.epoch_plan(task.lengths, task.shape, seed=0, epoch=0):
-        pairs = [split[int(task.rows[row])] for row in rows]
+    for rows in batching.epoch_plan(task.train.lengths, task.shape, seed=0, epoch=0):
+        pairs = [split[int(task.train.rows[row])] for row in rows]
         expected = everything_in(collated_one_by_one(pairs, task.shape, config.model.max_length))
         assert everything_in(task.collate(rows)) == expected
         assert everything_in(collate(pairs, task.shape, config.model.max_length)) == expected
 
 
 def test_collate_counts_the_labels_and_keeps_the_shape(task: Translation) -> None:
-    for rows in batching.epoch_plan(task.lengths, task.shape, seed=0, epoch=0):
+    for rows in batching.epoch_plan(task.train.lengths, task.shape, seed=0, epoch=0):
         batch = task.collate(rows)
-        assert batch.count == int((batch.labels != PAD).sum()) == task.lengths[rows, 1].sum()
-        assert len(batch.source.tokens) == task.shape.source
-        assert len(batch.target.tokens) == len(batch.labels) == task.shape.target
+        assert batch.count == int((batch.labels != PAD).sum()) == task.train.lengths[rows, 1].sum()
+        assert len(batch.source.tokens) == task.shape.sides[0]
+        assert len(batch.target.tokens) == len(batch.labels) == task.shape.sides[1]
 
 
 def test_an_epoch_holds_every_sentence_that_is_short_enough(task: Translation, store: Store, config: Config) -> None:
     pairs = token_pairs(store, config, "train")
     short = [pair for pair in pairs if fits(pair, config)]
-    assert 0 < task.skipped == len(pairs) - len(short)
-    batches = [task.collate(rows) for rows in batching.epoch_plan(task.lengths, task.shape, seed=0, epoch=0)]
+    assert 0 < task.train.facts["skipped"] == len(pairs) - len(short)
+    batches = [task.collate(rows) for rows in batching.epoch_plan(task.train.lengths, task.shape, seed=0, epoch=0)]
     assert sum(batch.count for batch in batches) == sum(len(right) + 1 for _, right in short)
 
 
@@ -136,7 +136,7 @@ def test_loss_is_the_sum_over_sentences(config: Config, store: Store, model: Tra
     task = Translation(config.set(train={"label_smoothing": smoothing}), store)
     rows, batch = first_batch(task)
     loss = task.loss(model, batch)
-    pairs = [store.split("train")[int(task.rows[row])] for row in rows]
+    pairs = [store.split("train")[int(task.train.rows[row])] for row in rows]
     pairs = [(left.tolist(), right.tolist()) for left, right in pairs]
     assert batch.count == sum(len(right) + 1 for _, right in pairs)
     assert task.loss(model, batch, batch.count).item() == pytest.approx(loss.item() / batch.count)
@@ -176,14 +176,14 @@ def test_evaluate_scores_the_sentences_asked_for(task: Translation, model: Trans
     found = task.evaluate(model, "test", sentences=2)
     assert {"loss", "nll", "bleu", "chrf", "exact_match"} <= found.keys()
     assert all(isinstance(value, float) for value in found.values())
-    assert task.score(model, "test", 2)["sentences"] == 2
-    assert task.score(model, "test")["sentences"] == 6
+    assert task.scores(model, "test", 2)["sentences"] == 2
+    assert task.scores(model, "test")["sentences"] == 6
 
 
 def test_score_counts_the_sentences_translated_in_pieces(task: Translation, store, config, model) -> None:
     longer = sum(len(left) + 1 > config.model.max_length for left, _ in token_pairs(store, config, "valid"))
     done: list[int] = []
-    found = task.score(model, "valid", on_translated=done.append)
+    found = task.scores(model, "valid", on_done=done.append)
     assert 0 < found["in_pieces"] == longer
     assert sum(done) >= found["sentences"] == 12
 
@@ -192,8 +192,8 @@ def test_accumulated_gradients_equal_those_of_one_large_batch(config: Config, st
     small = Translation(config, store)
     large = Translation(config.set(train={"batch_tokens": 2048}), store)
     model = small.build_model().eval()
-    everything = np.argsort(small.lengths.max(1), kind="stable")
-    batches = [small.collate(rows) for rows in batching.epoch_plan(small.lengths, small.shape, 0, 0)]
+    everything = np.argsort(small.train.lengths.max(1), kind="stable")
+    batches = [small.collate(rows) for rows in batching.epoch_plan(small.train.lengths, small.shape, 0, 0)]
     assert len(batches) > 4
     count = sum(batch.count for batch in batches)
     for batch in batches:
@@ -232,4 +232,4 @@ def test_what_cannot_be_trained_is_refused(config: Config, store: Store, change:
 
 def test_the_train_split_has_no_bleu(task: Translation, model: Transformer) -> None:
     with pytest.raises(UserError, match="use valid or test"):
-        task.score(model, "train")
+        task.scores(model, "train")

@@ -117,6 +117,15 @@ def test_pieces_cover_all_tokens_in_order(echo: Echo, lines: list[str]) -> None:
         assert all(echo.tokenizer.piece(piece[0]).startswith("▁") for piece in pieces)
 
 
+def test_a_line_in_wordpieces_is_cut_between_words(model: Transformer, config: Config) -> None:
+    words = [left + right for left in ("ab", "cd", "ef") for right in ("gh", "ij", "kl")]
+    data = config.set(data={"vocab_size": 30, "tokenizer": "wordpiece"}).data
+    echo = Echo(model, Tokenizer(learn([" ".join(words)], data), data), config)
+    line = " ".join(words * 8)
+    assert echo.translate([line]) == [line]  # a space inside a word would show
+    assert echo.split_up == 1
+
+
 @pytest.fixture
 def letters(model: Transformer, config: Config) -> Echo:
     """Every letter is a token, so lengths can be chosen: a word of n letters is n tokens."""

@@ -44,7 +44,7 @@ def steps(config: Config) -> tuple[Step, list[Any], Any]:
     task = Translation(config, Store(prepare(config.data)))
     model = task.build_model().train()
     step = make_step(config, task, model)
-    plan = batching.epoch_plan(task.lengths, task.shape, 1, 0)
+    plan = batching.epoch_plan(task.train.lengths, task.shape, 1, 0)
     return step, [step.prepare(task.collate(rows)) for rows in plan[:6]], model
 
 
@@ -233,7 +233,7 @@ def test_a_checkpoint_goes_on_in_the_other_way(config: Config, way: str, tmp_pat
 
 
 def test_a_run_trains_evaluates_and_saves(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Translation, "_valid_batches", lambda task, name: (iter([task.collate(np.arange(2))]), 0))
+    monkeypatch.setattr(Translation, "batches", lambda task, part: iter([task.collate(np.arange(2))]))
     folder = train(config.set(train={"updates": 2, "eval_every": 1}), tmp_path / "run")
     rows = [row for row in read_metrics(folder) if "valid_nll" in row]
     assert rows[1]["valid_nll"] < rows[0]["valid_nll"]

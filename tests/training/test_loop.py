@@ -103,7 +103,7 @@ def test_a_run_of_epochs_evaluates_after_each(tiny: Config, tmp_path: Path) -> N
     task = task_of(config)
     ends, total = [], 0
     for epoch in range(2):
-        total += len(batching.epoch_plan(task.lengths, task.shape, config.train.seed, epoch))
+        total += len(batching.epoch_plan(task.train.lengths, task.shape, config.train.seed, epoch))
         ends.append(total)
     run = train(config, tmp_path / "run")
     assert [row["update"] for row in evaluations(run)] == ends
@@ -299,12 +299,12 @@ def test_a_config_that_cannot_work_does_not_occupy_the_run_folder(tiny: Config, 
 
 
 def halves(task: Translation) -> list[Any]:
-    rows = batching.epoch_plan(task.lengths, task.shape, 1, 0)[0]
+    rows = batching.epoch_plan(task.train.lengths, task.shape, 1, 0)[0]
     return [task.collate(rows[0::2]), task.collate(rows[1::2])]
 
 
 def together(task: Translation) -> list[Any]:
-    return [task.collate(batching.epoch_plan(task.lengths, task.shape, 1, 0)[0])]
+    return [task.collate(batching.epoch_plan(task.train.lengths, task.shape, 1, 0)[0])]
 
 
 def test_two_half_batches_make_the_update_of_the_whole_batch(tiny: Config) -> None:

@@ -60,7 +60,7 @@ def trained(config: Config, each: int = 1) -> tuple[list[float], dict[str, torch
     task = MaskedLM(config, Store(prepare(config.data)))
     model = task.build_model().train()
     step = make_step(config, task, model)
-    plan = batching.epoch_plan(task.lengths, task.shape, 1, 0)
+    plan = batching.epoch_plan(task.train.lengths, task.shape, 1, 0)
     prepared = [step.prepare(task.collate(rows, 1)) for rows in plan[: 2 * each]]
     losses = [float(step(prepared[u * each : (u + 1) * each], u + 1, 0.01).loss) for u in range(2)]
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}

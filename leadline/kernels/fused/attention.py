@@ -135,6 +135,19 @@ def _delta(out, dout, deltas, rows, width, H, ROWS: tl.constexpr, WIDTH: tl.cons
     tl.store(deltas + head * rows + row, tl.sum(o * do, 1), mask=here)
 
 
+@triton.jit
+def _load_both(first, second, at, mask):  # type: ignore[no-untyped-def]
+    return tl.load(first + at, mask=mask, other=0.0), tl.load(second + at, mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_summed(places, total, sums, here, wide):  # type: ignore[no-untyped-def]
+    """A tile of a gradient, and the sums of what is stored, which are the gradient of a bias."""
+    rounded = total.to(places.dtype.element_ty)
+    tl.store(places, rounded, mask=here[:, None] & wide[None, :])
+    tl.store(sums, tl.sum(rounded.to(tl.float32), 0), mask=wide)
+
+
 @triton.jit(do_not_specialize=["salt", "threshold"])
 def _attend_backward(  # type: ignore[no-untyped-def]
     q, k, v, lse, deltas, dout, dq, dk, dv, q_sums, kv_sums,
@@ -154,8 +167,7 @@ def _attend_backward(  # type: ignore[no-untyped-def]
         low, high = _keys_of(row, rows, q_owner, q_starts, k_starts, CAUSAL)
         queries = _tile(q + head * width, row, here, q_stride, width, WIDTH)
         do = _tile(dout + head * width, row, here, o_stride, width, WIDTH)
-        level = tl.load(lse + head * rows + row, mask=here, other=0.0)
-        delta = tl.load(deltas + head * rows + row, mask=here, other=0.0)
+        level, delta = _load_both(lse, deltas, head * rows + row, here)
         total = tl.zeros((STAY, WIDTH), tl.float32)
         if DROPS:
             drop_keys = row_keys(seed, salt, row * H + head)
@@ -172,11 +184,9 @@ def _attend_backward(  # type: ignore[no-untyped-def]
                 dweights = tl.where(keeps(drop_keys[:, None], key[None, :], threshold), dweights * drop_scale, 0.0)
             dscores = weights * (dweights - delta[:, None])
             total = tl.dot(dscores.to(some_keys.dtype), some_keys, total, input_precision=PRECISION)
-        found = (total * plain_scale).to(dq.dtype.element_ty)
         at = row.to(tl.int64)[:, None] * q_stride + head * width + column[None, :]
-        tl.store(dq + at, found, mask=here[:, None] & wide[None, :])
-        sums = tl.sum(found.to(tl.float32), 0)
-        tl.store(q_sums + tile * q_sums_stride + head * width + column, sums, mask=wide)
+        base = q_sums + tile * q_sums_stride + head * width + column
+        _store_summed(dq + at, total * plain_scale, base, here, wide)
     else:
         tile = tile - query_tiles
         row = tile * STAY + tl.arange(0, STAY)
@@ -191,8 +201,7 @@ def _attend_backward(  # type: ignore[no-untyped-def]
             there = query < rows
             queries = _tile(q + head * width, query, there, q_stride, width, WIDTH)
             do = _tile(dout + head * width, query, there, o_stride, width, WIDTH)
-            level = tl.load(lse + head * rows + query, mask=there, other=0.0)
-            delta = tl.load(deltas + head * rows + query, mask=there, other=0.0)
+            level, delta = _load_both(lse, deltas, head * rows + query, there)
             scores = tl.dot(some_keys, tl.trans(queries), input_precision=PRECISION) * scale
             seen = (query[None, :] >= low[:, None]) & (query[None, :] < high[:, None])
             weights = tl.where(seen, tl.exp2(scores - level[None, :]), 0.0)
@@ -207,13 +216,9 @@ def _attend_backward(  # type: ignore[no-untyped-def]
             dscores = weights * (dweights - delta[None, :])
             total_k = tl.dot(dscores.to(queries.dtype), queries, total_k, input_precision=PRECISION)
         at = row.to(tl.int64)[:, None] * kv_stride + head * width + column[None, :]
-        found_k = (total_k * plain_scale).to(dk.dtype.element_ty)
-        found_v = total_v.to(dv.dtype.element_ty)
-        tl.store(dk + at, found_k, mask=here[:, None] & wide[None, :])
-        tl.store(dv + at, found_v, mask=here[:, None] & wide[None, :])
         base = kv_sums + tile * kv_sums_stride + head * width + column
-        tl.store(base, tl.sum(found_k.to(tl.float32), 0), mask=wide)
-        tl.store(base + o_stride, tl.sum(found_v.to(tl.float32), 0), mask=wide)
+        _store_summed(dk + at, total_k * plain_scale, base, here, wide)
+        _store_summed(dv + at, total_v, base + o_stride, here, wide)
 
 
 def _views(first: Tensor, second: Tensor | None, D: int, begin: int = 0) -> tuple[Tensor, Tensor, Tensor]:

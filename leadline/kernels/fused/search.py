@@ -243,6 +243,18 @@ def _best_tokens(  # type: ignore[no-untyped-def]
             keys = tl.where(groups == group, tl.max(others, 0), keys)
 
 
+@triton.jit
+def _write_words(table, fed, out, row, position, longest, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The words of a beam up to `position`: which row has fed each of them is in the table."""
+    length = position + 1
+    for begin in range(1, length, BLOCK):
+        t = begin + tl.arange(0, BLOCK)
+        rows = tl.load(table + row * longest + t, mask=t < position, other=0).to(tl.int64)
+        rows = tl.where(t < position, rows, row)
+        words = tl.load(fed + rows * longest + t, mask=t < length, other=0)
+        tl.store(out + t - 1, words, mask=t < length)
+
+
 @triton.jit(do_not_specialize=["count", "bos", "eos"])
 def _advance(  # type: ignore[no-untyped-def]
     candidate_scores, candidate_tokens, tokens, positions, scores, sentence, finished, table, fed,
@@ -283,12 +295,7 @@ def _advance(  # type: ignore[no-untyped-def]
                     place = number * C + ended
                     tl.store(done_scores + place, score / tl.exp2(tl.log2(length.to(tl.float32)) * length_penalty))
                     tl.store(done_lengths + place, position)
-                    for begin in range(1, length, BLOCK):
-                        t = begin + times
-                        rows = tl.load(table + row * longest + t, mask=t < position, other=0).to(tl.int64)
-                        rows = tl.where(t < position, rows, row)
-                        words = tl.load(fed + rows * longest + t, mask=t < length, other=0)
-                        tl.store(done_tokens + place * longest + t - 1, words, mask=t < length)
+                    _write_words(table, fed, done_tokens + place * longest, row, position, longest, BLOCK)
                     ended += 1
             else:
                 here = (beams == going_on) & (going_on < K)

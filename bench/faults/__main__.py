@@ -1,0 +1,61 @@
+"""python -m bench.faults [kinds] [--count N]: break things many times over, and count what became of it.
+
+kills   kill -9 at random moments, then resume           identical, or FAILED
+disk    the n-th write, flush or rename fails            identical, told (one sentence, exit code 2), or FAILED
+damage  a byte of any file flipped, zeroed, cut, gone    identical, told, or FAILED
+cache   three processes prepare the same data at once    whole, or FAILED
+inputs  wrong arguments, configs and files               done, told, or FAILED
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch loads; forked processes must not share a pool of threads
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+from bench.faults import cache, damage, disk, inputs, kills
+from bench.faults.subjects import RECIPES, make_text, make_whole
+
+KINDS = {"kills": kills.run, "disk": disk.run, "damage": damage.run, "cache": cache.run, "inputs": inputs.run}
+LONG = {"kills": 500, "disk": 300, "damage": 500, "cache": 100, "inputs": 5000}
+SHORT = {"kills": 4, "disk": 6, "damage": 9, "cache": 2, "inputs": 25}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__.partition("\n")[0])
+    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="all if none is named")
+    parser.add_argument("--count", type=int, help=f"trials of each; as it is: {LONG}")
+    parser.add_argument("--short", action="store_true", help=f"seconds instead of an hour: {SHORT}")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    import torch  # noqa: F401
+
+    import leadline.training.loop  # noqa: F401  # everything that commands load, once
+
+    failed = 0
+    for kind in given.kinds or list(KINDS):
+        count = given.count or (SHORT if given.short else LONG)[kind]
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name) / "two" / "down"  # what a mistake writes to ../.. is removed too
+            folder.mkdir(parents=True)
+            os.environ |= {"LEADLINE_CACHE": str(folder / "cache"), "HOME": str(folder)}
+            make_text(folder)
+            wholes = [make_whole(task, folder) for task in RECIPES]
+            outcomes, failures = KINDS[kind](wholes, folder, count, given.seed)
+        failed += len(failures)
+        counts = ", ".join(f"{name} {number:,}" for name, number in sorted(outcomes.items()))
+        print(f"{kind}: {count:,} asked for: {counts}; {time.monotonic() - begun:.0f} s", flush=True)
+        for failure in failures:
+            print(f"  FAILED {failure}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Commands that say what there is to choose: recipes, and the keys of a config."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from leadline import recipes as every_recipe
+from leadline.cli import keys as every_key
+from leadline.cli.app import Json, app, print_json
+from leadline.cli.terminal import answer, definitions
+from leadline.config import Config
+from leadline.errors import UserError
+from leadline.files import to_json
+
+
+@app.command()
+def recipes(as_json: Json = False) -> None:
+    """List the recipes: what each trains, how large it is and, where it was measured, how long it takes."""
+    rows = []
+    for name, recipe in every_recipe.RECIPES.items():
+        config = recipe()
+        (purpose, *_) = (recipe.__doc__ or "").strip().split("\n\n")
+        rows.append({"recipe": name, "task": config.task, "purpose": " ".join(purpose.split())} | _size(config))
+    if as_json:
+        print_json(rows)
+        return
+    definitions([(row["recipe"], f"{row['purpose']} {_sized(row)}") for row in rows])
+    answer.print("\nnext: leadline train RECIPE --set KEY=VALUE …; leadline keys lists the keys", soft_wrap=True)
+
+
+def _size(config: Config) -> dict[str, Any]:
+    """Layers, width, and how many weights that makes."""
+    model, vocabulary = config.model, config.data.vocab_size
+    dim, ffn_dim, stacks = model.dim, model.ffn_dim, bool(model.encoder_layers) + bool(model.decoder_layers)
+    attention, feed_forward = 4 * (dim * dim + dim), 2 * dim * ffn_dim + dim + ffn_dim
+    blocks = model.encoder_layers * (attention + feed_forward) + model.decoder_layers * (2 * attention + feed_forward)
+    norms = 2 * dim * (2 * model.encoder_layers + 3 * model.decoder_layers + stacks)
+    tables = {"tied": 1, "output_tied": stacks, "separate": stacks + 1}[model.embeddings] * vocabulary * dim
+    positions = stacks * model.max_length * dim if model.positions == "learned" else 0
+    heads = dim * dim * ((model.head == "bert") + bool(model.classes or model.pooler))
+    return {
+        "encoder_layers": model.encoder_layers,
+        "decoder_layers": model.decoder_layers,
+        "dim": dim,
+        "parameters": blocks + norms + tables + positions + heads,
+    }
+
+
+def _sized(row: dict[str, Any]) -> str:
+    layers = "-".join(str(row[f"{stack}_layers"]) for stack in ("encoder", "decoder") if row[f"{stack}_layers"])
+    millions = row["parameters"] / 1e6
+    return f"({layers} layers, d {row['dim']}, {millions:,.{0 if millions >= 10 else 1}f} M parameters)"
+
+
+@app.command()
+def keys(
+    word: Annotated[str, typer.Argument(help="Only keys with this in their name or meaning; all if not given.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List the keys of a config (config.toml, --set KEY=VALUE): default, choices and meaning."""
+    chosen = every_key.matching(word)
+    if not chosen:
+        raise UserError(f"no key has {word!r} in its name or meaning: leadline keys lists them all")
+    if as_json:
+        print_json([asdict(key) for key in chosen])
+        return
+    definitions([(f"{key.key} = {to_json(key.default)}", _described(key)) for key in chosen])
+
+
+def _described(key: every_key.Key) -> str:
+    return f"{key.meaning} [{' | '.join(key.choices)}]" if key.choices else key.meaning

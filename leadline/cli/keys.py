@@ -1,0 +1,140 @@
+"""Every option of a config with its default and meaning, read from where it is declared; what other tools call them."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import io
+import textwrap
+import tokenize
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from leadline.config import Config
+
+
+@dataclass(frozen=True)
+class Key:
+    key: str
+    default: Any
+    choices: tuple[str, ...]  # of a key that takes one of a few words
+    meaning: str  # the comment beside its declaration
+
+
+@functools.cache
+def every() -> tuple[Key, ...]:
+    config = Config()
+    top = [f.name for f in dataclasses.fields(config) if not dataclasses.is_dataclass(getattr(config, f.name))]
+    rows = _of("", config, top)
+    for section in dataclasses.fields(config):
+        options = getattr(config, section.name)
+        if dataclasses.is_dataclass(options):
+            rows += _of(f"{section.name}.", options, [f.name for f in dataclasses.fields(options)])
+    return tuple(rows)
+
+
+def _of(prefix: str, options: Any, names: list[str]) -> list[Key]:
+    hints, meanings = typing.get_type_hints(type(options)), comments(type(options))
+    return [
+        Key(
+            prefix + name,
+            getattr(options, name),
+            typing.get_args(hints[name]) if typing.get_origin(hints[name]) is Literal else (),
+            meanings.get(name, ""),
+        )
+        for name in names
+    ]
+
+
+def comments(declared: type) -> dict[str, str]:
+    """The comment of each field of a dataclass: the lines right above it, and what stands behind it."""
+    source = textwrap.dedent(inspect.getsource(declared))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    at = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
+    alone = {line for line, token in at.items() if token.line.strip().startswith("#")}
+    (body,) = (node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    meanings = {}
+    for node in body:
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        first = node.lineno
+        while first - 1 in alone:
+            first -= 1
+        lines = range(first, (node.end_lineno or node.lineno) + 1)
+        meanings[node.target.id] = " ".join(at[line].string.lstrip("# ") for line in lines if line in at)
+    return meanings
+
+
+def matching(word: str) -> list[Key]:
+    """The keys that have a word in their name, choices or meaning, or that other tools call so."""
+    named = ELSEWHERE.get(_plain(word))
+
+    def matches(key: Key) -> bool:
+        text = " ".join([key.key, *key.choices, key.meaning]).lower()
+        return word.lower() in text or _plain(word) in _plain(text) or key.key == named
+
+    return [key for key in every() if matches(key)]
+
+
+def instead_of(option: str) -> str:
+    """For an option that is ours under another name: a sentence that says how it is written; "" for any other."""
+    word = _plain(option.lstrip("-"))
+    if word in FILES:
+        return f"there is no {option}: write --out FOLDER"
+    if word in CONFIGS:
+        return f"there is no {option}: the config.toml or recipe comes first, as in leadline train config.toml"
+    keys = [key for key in every() if key.key == ELSEWHERE.get(word) or _plain(key.key.split(".")[-1]) == word]
+    ways = " or ".join(f"--set {key.key}=… ({key.meaning})" for key in keys)
+    return f"there is no {option}: write {ways}" if keys else ""
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("_", "-").replace(" ", "-")
+
+
+FILES = {"output", "output-dir", "save-dir", "model-dir", "out-dir"}
+CONFIGS = {"config", "config-file", "cfg"}
+ELSEWHERE = {  # what fairseq, transformers, JoeyNMT, OpenNMT and Marian call our keys
+    "learning-rate": "optim.lr",
+    "batch-size": "train.batch_tokens",
+    "bs": "train.batch_tokens",
+    "max-tokens": "train.batch_tokens",
+    "per-device-train-batch-size": "train.batch_tokens",
+    "max-epoch": "train.epochs",
+    "max-epochs": "train.epochs",
+    "num-epochs": "train.epochs",
+    "num-train-epochs": "train.epochs",
+    "steps": "train.updates",
+    "max-steps": "train.updates",
+    "max-update": "train.updates",
+    "train-steps": "train.updates",
+    "gradient-accumulation-steps": "train.accumulate",
+    "update-freq": "train.accumulate",
+    "fp16": "train.precision",
+    "bf16": "train.precision",
+    "gpu": "train.device",
+    "early-stopping": "train.patience",
+    "eval-steps": "train.eval_every",
+    "save-steps": "train.save_every",
+    "logging-steps": "train.log_every",
+    "warmup-steps": "optim.warmup",
+    "warmup-updates": "optim.warmup",
+    "optimizer": "optim.name",
+    "lr-scheduler": "optim.schedule",
+    "lr-scheduler-type": "optim.schedule",
+    "max-grad-norm": "optim.clip",
+    "clip-norm": "optim.clip",
+    "layers": "model.encoder_layers",
+    "num-layers": "model.encoder_layers",
+    "hidden-size": "model.dim",
+    "d-model": "model.dim",
+    "num-heads": "model.heads",
+    "beam-size": "decode.beam",
+    "num-beams": "decode.beam",
+    "lenpen": "decode.length_penalty",
+    "src": "data.source_lang",
+    "tgt": "data.target_lang",
+}

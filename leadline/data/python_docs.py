@@ -1,0 +1,79 @@
+"""builtin:python-docs, the English prose that every Python installation carries, as documents.
+
+They are pydoc's topics and the docstrings of the standard library, whose modules are parsed and never imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from leadline.data.documents import Paragraph
+from leadline.errors import UserError
+
+
+class PythonDocs:
+    """One document a topic, and one a module."""
+
+    def __init__(self) -> None:
+        self.made: list[Paragraph] = []  # less than 2 MB, read three times
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(Path(__file__).read_bytes() + sys.version.encode()).hexdigest()
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        if not self.made:
+            documents = (list(prose(text)) for text in self._texts())
+            self.made = [(n, paragraph) for n, found in enumerate(filter(None, documents)) for paragraph in found]
+        return iter(self.made)
+
+    def _texts(self) -> Iterator[str]:
+        folder = Path(sysconfig.get_path("stdlib"))
+        topics = folder / "pydoc_data" / "topics.py"
+        if not topics.is_file():
+            raise UserError(
+                f"builtin:python-docs: this Python has no {topics}: give a text with data.source=documents:…"
+            )
+        for node in _parsed(topics).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+                yield from ast.literal_eval(node.value).values()
+        modules = {folder / f"{name}.py" for name in sys.stdlib_module_names}
+        packages = {path for name in sys.stdlib_module_names for path in (folder / name).rglob("*.py")}
+        for path in sorted(modules | packages):
+            apart = {"test", "tests", "idle_test", "pydoc_data", "__pycache__"} & set(path.relative_to(folder).parts)
+            if path.is_file() and not apart:
+                yield "\n\n".join(_docstrings(_parsed(path)))
+
+
+def _parsed(path: Path) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of old escapes in other people's strings
+        try:
+            return ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):  # some packages carry examples of code that is wrong
+            return ast.Module([], [])
+
+
+def _docstrings(module: ast.Module) -> Iterator[str]:
+    """In the order of the file."""
+    nodes = [
+        module,
+        *(n for n in ast.walk(module) if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)),
+    ]
+    for node in sorted(nodes, key=lambda n: getattr(n, "lineno", 0)):
+        if text := ast.get_docstring(node):
+            yield text
+
+
+def prose(text: str) -> Iterator[str]:
+    """The paragraphs of a hard-wrapped text, without code, tables and rules."""
+    for block in re.split(r"\n\s*\n", text):
+        lines = [line for line in block.split("\n") if re.search(r"\w", line)]
+        if lines and not any(re.match(r"\s{3}|\s*(>>>|\.\.\.|\|)|.*::=", line) for line in lines[:2]):
+            yield " ".join(" ".join(lines).split())

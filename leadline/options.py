@@ -1,0 +1,167 @@
+"""Options declared as frozen dataclasses: read strictly from dicts, TOML and `--set a.b=c`, and written as TOML.
+
+An unknown key or a value of the wrong kind is an error that names the nearest right one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from leadline.errors import UserError, nearest
+
+KINDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+LARGEST = 2**63  # whole numbers stay below: they become 64-bit integers
+
+
+def to_dict(values: Any) -> dict[str, Any]:
+    return {
+        f.name: to_dict(value)
+        if dataclasses.is_dataclass(value)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for f in dataclasses.fields(values)
+        for value in [getattr(values, f.name)]
+    }
+
+
+def flat(values: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """{"optim": {"lr": 1}} -> {"optim.lr": 1}"""
+    return {
+        key: value
+        for name, item in values.items()
+        for key, value in (flat(item, f"{where}{name}.") if isinstance(item, dict) else {where + name: item}).items()
+    }
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        merged[key] = merge(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+    return merged
+
+
+def from_dict(values: dict[str, Any], kind: type, where: str = "") -> Any:
+    """Strictly: unknown keys and values of the wrong kind raise."""
+    hints = typing.get_type_hints(kind)
+    known = [f.name for f in dataclasses.fields(kind)]
+    arguments = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(f"there is no key {where + key!r}: {nearest(key, known)}")
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, dict):
+                raise UserError(
+                    f"{where + key} is a section, not a value: set one of its keys, such as {where + key}."
+                    f"{dataclasses.fields(hints[key])[0].name}"
+                )
+            arguments[key] = from_dict(value, hints[key], f"{where}{key}.")
+        else:
+            arguments[key] = _checked(value, hints[key], where + key)
+    return kind(**arguments)
+
+
+def _checked(value: Any, hint: Any, key: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{key} cannot be {value!r}: {nearest(str(value), args)}")
+        return value
+    if origin is tuple:
+        items = list(value) if isinstance(value, list | tuple) else [value]
+        if args[-1] is not Ellipsis and len(items) != len(args):
+            raise UserError(f"{key} needs {len(args)} numbers, not {value!r}")
+        return tuple(_checked(item, args[0], key) for item in items)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST:
+        value = float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not hint:
+        raise UserError(f"{key} must be {KINDS[hint]}, not {value!r}")
+    if hint is float and not math.isfinite(value):
+        raise UserError(f"{key} must be a finite number, not {value}")
+    if hint is int and abs(value) >= LARGEST:
+        raise UserError(f"{key} must be below 2^63, about 9e18")
+    return value
+
+
+def assigned(values: dict[str, Any], assignments: list[str], kind: type) -> dict[str, Any]:
+    """`values` with each `section.key=text` applied, read as the kind that its key declares."""
+    values = merge(values, {})
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set {assignment!r} has no '=': write it as --set optim.lr=1e-3")
+        hint = typing.cast(Any, kind)
+        names = path.strip().split(".")
+        for i, name in enumerate(names):
+            hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
+            if name not in hints:
+                choices = keys(kind) if i == 0 or not hints else [".".join([*names[:i], k]) for k in hints]
+                raise UserError(f"there is no key {path!r}: {nearest(path, choices)}")
+            hint = hints[name]
+        change = _parsed(text.strip(), hint)
+        for name in reversed(names):
+            change = {name: change}
+        values = merge(values, change)
+    return values
+
+
+def keys(kind: type, where: str = "") -> list[str]:
+    """Every key a dataclass declares: "task", "model.dim", …"""
+    hints = typing.get_type_hints(kind)
+    return [
+        key
+        for f in dataclasses.fields(kind)
+        for key in (
+            keys(hints[f.name], f"{where}{f.name}.") if dataclasses.is_dataclass(hints[f.name]) else [where + f.name]
+        )
+    ]
+
+
+def _parsed(text: str, hint: Any) -> Any:
+    if hint is str or typing.get_origin(hint) is Literal:
+        return text
+    if typing.get_origin(hint) is tuple:
+        return [
+            _parsed(item.strip(), typing.get_args(hint)[0]) for item in text.strip("[]()").split(",") if item.strip()
+        ]
+    if hint is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    for read in (int, float) if hint is int else (float,):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def to_toml(options: Any) -> str:
+    """Values are written as JSON, which TOML reads the same, but for one character."""
+
+    def line(key: str, value: Any) -> str:
+        return f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+
+    values = to_dict(options)
+    lines = [line(key, value) for key, value in values.items() if not isinstance(value, dict)]
+    for section, entries in values.items():
+        if isinstance(entries, dict):
+            lines += ["", f"[{section}]", *(line(key, value) for key, value in entries.items())]
+    return "\n".join(lines) + "\n"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except RecursionError:
+        raise UserError(f"{path} is not a TOML file that can be read: it is nested too deeply") from None
+    except ValueError as error:  # TOML's own errors are such, and those of encodings and of huge numbers
+        raise UserError(f"{path} is not a TOML file: {error}") from None
