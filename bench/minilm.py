@@ -37,6 +37,7 @@ from leadline.jobs.interval import mean_and_interval
 from leadline.provenance import stamp
 from leadline.tasks import Classification, agreement
 from leadline.training import checkpoint, optim
+from leadline.training.run import load_config
 from leadline.training.step import EagerStep
 from leadline.training.trained import load
 
@@ -129,14 +130,15 @@ def first_updates(model: Path, config: Config, store: Store, pairs: Pairs, count
 
     config = config.set(model={"dropout": 0.0, "attention_dropout": 0.0})
     task = Classification(config, store)
-    lengths = task.lengths[:, 0]
+    lengths = task.train.lengths[:, 0]
     short = np.random.default_rng(0).permutation(np.argsort(lengths, kind="stable")[: count * size])
     plan = [rows[np.argsort(lengths[rows], kind="stable")] for rows in np.split(short, count)]
 
     ours: Any = task.build_model()
-    _, weights = checkpoint.choose(Path(config.train.start), config.train.start_checkpoint)
-    weights["source_embed.positions.weight"] = weights["source_embed.positions.weight"][:LENGTH]
-    checkpoint.restore_part(ours, weights, str(config.train.start), set(ours.classifier.out.parameters()))
+    run = Path(config.train.start)
+    name, weights = checkpoint.choose(run, config.train.start_checkpoint)
+    new = task.start_from(ours, load_config(run), weights)
+    checkpoint.restore_part(ours, weights, name, new)
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     theirs: Any = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2, **off).train()
     theirs.classifier.load_state_dict(ours.classifier.out.state_dict())
