@@ -26,40 +26,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@contextlib.contextmanager
-def written(path: Path) -> Iterator[TextIO]:
-    """A text file that takes the place of `path` when all of it is on the disk; until then `path` is as it was."""
-    if path.exists() and not path.is_file():  # /dev/stdout, a named pipe
-        with path.open("w", encoding="utf-8") as file:
-            yield file
-        return
-    target = path.resolve()  # what a link leads to
-    temporary = target.with_name(f".{target.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise
-
-
-def write_text(path: Path, text: str) -> None:
-    """Atomically: a reader sees the old file or the new one, also after the power has failed."""
-    with written(path) as file:
-        file.write(text)
-    sync(path.parent)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, to_json(value, indent=1))
-
-
 def parse_json(text: str | bytes) -> Any:
     """Raises ValueError at whatever is not JSON, also where it is nested too deeply."""
     try:
@@ -73,9 +39,38 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_bytes())
 
 
-def checksum(value: Any) -> str:
-    """SHA-256 of a JSON value, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[TextIO]:
+    """A text file that takes the place of `path` when all of it is on the disk; until then `path` is as it was."""
+    if path.exists() and not path.is_file():  # /dev/stdout, a named pipe
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    target = path.resolve()  # what a link leads to
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        sync(target.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Atomically: a reader sees the old file or the new one, also after the power has failed."""
+    with written(path) as file:
+        file.write(text)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, to_json(value, indent=1))
 
 
 def sync(path: Path) -> None:
@@ -102,3 +97,8 @@ def reason(error: OSError) -> str:
     """Why a file cannot be read or written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "the disk is full" if full else error.strerror or str(error)
+
+
+def checksum(value: Any) -> str:
+    """SHA-256 of a JSON value, whatever the order of its keys."""
+    return sha256_of(json.dumps(value, sort_keys=True))

@@ -340,6 +340,11 @@ def fingerprint(weights: dict[str, Tensor]) -> str:
 def choose(run: Path, which: str) -> tuple[str, dict[str, Tensor]]:
     """The weights of `which`: best, last, average:K, or the number of a checkpoint; and its name."""
     known = names(run)
+    if not known and (run / "result.json").exists():
+        again = f"leadline train {run / 'config.toml'} --out FOLDER"
+        raise UserError(
+            f"{run} is one of many runs, whose weights were not kept: train it in a folder of its own: {again}"
+        )
     if not known:
         raise UserError(f"{run} has no checkpoint yet: train it with leadline train --resume {run}")
     if which.startswith("average:"):

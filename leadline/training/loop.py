@@ -26,6 +26,7 @@ from leadline.training import run as runs
 from leadline.training.checkpoint import State
 from leadline.training.device import find_device, require_memory, resolved
 from leadline.training.events import Event, Kind, OnStep, Watcher
+from leadline.training.metrics import Metrics
 from leadline.training.prefetch import prefetched
 from leadline.training.step import Result, Step, make_step
 
@@ -44,13 +45,16 @@ def resume(
     on_step: Sequence[OnStep] = (),
     progress: Progress | None = None,
     config: Config | None = None,
+    allow_code: bool = False,
 ) -> Path:
     """Go on with a run from its last checkpoint, to the same weights as if it had never stopped.
 
     `config`, the run's with some of `leadline.config.LATER` changed, trains longer or otherwise from there.
+    allow_code: also where the run names a placement of somebody's own, which is imported.
     """
     folder = Path(folder)
     before, note = runs.read_config(folder)
+    runs.require_permission(before, folder, allow_code)
     config = resolved(runs.absolute(config or before))
     runs.require_changeable(folder, before, config)
     return _run(folder, config, on_step, progress, note)
@@ -130,7 +134,8 @@ def _restore(setup: Setup) -> State:
 def _start_from(setup: Setup, run: Path, which: str) -> None:
     """The weights of a run, but for what is new in this one."""
     name, weights = checkpoint.choose(run, which)
-    new = setup.task.start_from(setup.model, runs.load_config(run), weights)
+    before = runs.load_config(run, allow_code=True)  # it is only read: this run's own placement is the one imported
+    new = setup.task.start_from(setup.model, before, weights)
     checkpoint.restore_part(setup.model, weights, f"checkpoint {name} of {run}", new)
     setup.step.restored()
 
@@ -149,7 +154,7 @@ def _train(setup: Setup, state: State, signals: list[int]) -> None:
     if _is_last(state, config) or _gives_up(state, config):
         setup.tell("message", state.update, message="this run is complete: nothing is left to train")
         return
-    metrics = runs.Metrics(setup.folder, state.update)
+    metrics = Metrics(setup.folder, state.update)
     if metrics.damaged:
         message = f"{metrics.damaged} lines of metrics.jsonl cannot be read: they are in metrics.damaged.jsonl now"
         setup.tell("message", state.update, message=message)
@@ -165,7 +170,7 @@ def _train(setup: Setup, state: State, signals: list[int]) -> None:
         metrics.close()
 
 
-def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[int], writer: checkpoint.Writer) -> None:
+def _updates(setup: Setup, state: State, metrics: Metrics, signals: list[int], writer: checkpoint.Writer) -> None:
     config, train = setup.config, setup.config.train
     rate = optim.schedule(config.optim, setup.total, setup.updates_per_epoch)
     setup.model.train()

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from leadline import history
 from leadline.errors import UserError
-from leadline.files import parse_json, reason, to_json, write_text
-
-Row = dict[str, Any]
+from leadline.files import reason, to_json, write_text
 
 
 class Metrics:
@@ -32,7 +31,7 @@ class Metrics:
             self.board = _board(folder / "tensorboard", update)
 
     def _mend(self, update: int) -> None:
-        lines = list(_lines(self.path))
+        lines = history.lines(self.path)
         bad = [line for line, row in lines if row is None]
         self.damaged = len(bad)
         if bad:
@@ -41,7 +40,7 @@ class Metrics:
         kept = [line.decode() for line, row in lines if row is not None and row["update"] <= update]
         write_text(self.path, "".join(line + "\n" for line in kept))
 
-    def write(self, row: Row) -> None:
+    def write(self, row: history.Row) -> None:
         with self._writing():
             self.file.write(to_json(row) + "\n")
             if self.board:
@@ -87,7 +86,7 @@ class Board:
     def _add(self, **fields: Any) -> None:
         self.records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
 
-    def write(self, row: Row) -> None:
+    def write(self, row: history.Row) -> None:
         values = [
             self._summary.Value(tag=key, simple_value=value)
             for key, value in row.items()
@@ -106,21 +105,3 @@ def _board(folder: Path, update: int) -> Board | None:
         return Board(folder, update)
     except ImportError:
         return None
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, Row | None]]:
-    """Each line and what it says, None where that cannot be read; half a line at the end was cut by a kill."""
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            row = parse_json(line.decode())
-            readable = isinstance(row, dict) and isinstance(row["update"], int | float)
-        except (ValueError, KeyError):
-            readable = False
-        if readable or (line.strip() and number < len(lines)):
-            yield line, row if readable else None
-
-
-def read_metrics(folder: Path) -> list[Row]:
-    """The lines that can be read."""
-    return [row for _, row in _lines(folder / "metrics.jsonl") if row is not None]

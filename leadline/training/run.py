@@ -34,8 +34,6 @@ from leadline.files import checksum, read_json, reason, sha256, sha256_of, write
 from leadline.options import flat
 from leadline.provenance import NUMERICS, stamp
 from leadline.training import checkpoint
-from leadline.training.metrics import Metrics as Metrics
-from leadline.training.metrics import read_metrics as read_metrics
 
 TOGETHER = 1.0  # seconds within which signals count as one
 LAID_OUT = ("job.toml", "job.json", "log.txt")  # what leadline.jobs puts into a folder before its run begins
@@ -66,8 +64,11 @@ def absolute(config: Config) -> Config:
     return config
 
 
-def load_config(folder: Path) -> Config:
-    return read_config(folder)[0]
+def load_config(folder: Path, allow_code: bool = False) -> Config:
+    """The config of a run; one that names code to import only where that is allowed."""
+    config = read_config(folder)[0]
+    require_permission(config, folder, allow_code)
+    return config
 
 
 def read_config(folder: Path) -> tuple[Config, str]:
@@ -126,10 +127,10 @@ OWN = ("dropout", "attention_dropout", "activation_dropout", "init")
 HEADS = ("head", "classes")  # these too, where it learns another task
 
 
-def adopt(config: Config, asked: Set[str]) -> Config:
+def adopt(config: Config, asked: Set[str], allow_code: bool) -> Config:
     """With model and vocabulary of the run that `train.start` names; keys that were `asked` for must not contradict."""
     start = Path(config.train.start).expanduser()
-    before = load_config(start)
+    before = load_config(start, allow_code)
     own = OWN + (HEADS if config.task != before.task else ()) + ("max_length",) * ("model.max_length" in asked)
     model = {key: value for key, value in configuration.to_dict(before.model).items() if key not in own}
     for key, value in model.items():
@@ -139,6 +140,15 @@ def adopt(config: Config, asked: Set[str]) -> Config:
     data = {key: getattr(before.data, key) for key in ("tokenizer", "vocab_size", "text", "lowercase")}
     data |= {"vocabulary": str(start / "tokenizer.json")}
     return config.set(model=model, data={key: value for key, value in data.items() if f"data.{key}" not in asked})
+
+
+def require_permission(config: Config, folder: Path, allow_code: bool) -> None:
+    """A folder may come from anybody: code that it names is imported only where the user has said so."""
+    if ":" in config.model.placement and not allow_code:
+        raise UserError(
+            f"{folder} names code to import, model.placement={config.model.placement!r}: if you trust it, allow that "
+            "with --allow-code (in Python allow_code=True)"
+        )
 
 
 def labels_of(folder: Path) -> list[str] | None:

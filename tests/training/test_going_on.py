@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from leadline import history
 from leadline.cli import trainings
 from leadline.config import LATER, Config, TrainConfig, load, to_toml
 from leadline.errors import UserError
@@ -53,7 +54,7 @@ def test_a_run_trains_longer_and_ends_as_if_it_had_been_asked_at_once(
 def test_another_rate_and_schedule_count_from_there_on(short: Config, tmp_path: Path) -> None:
     run = train(short, tmp_path / "run")
     resume(run, config=short.set(optim={"lr": 1e-4}, train={"updates": 5}))
-    rates = [row["lr"] for row in runs.read_metrics(run) if "lr" in row]
+    rates = [row["lr"] for row in history.read(run).rows if "lr" in row]
     assert rates == [short.optim.lr] * 4 + [1e-4]
 
 
@@ -95,7 +96,7 @@ def test_what_is_watched_is_watched_again(short: Config, tmp_path: Path, leadlin
     assert leadline("train", tmp_path / "config.toml", "--out", run, "--watch", 1).code == 0
 
     def watched() -> list[int]:
-        return [row["update"] for row in runs.read_metrics(run) if any(key.startswith("watch/") for key in row)]
+        return [row["update"] for row in history.read(run).rows if any(key.startswith("watch/") for key in row)]
 
     assert watched() == [1]
     answer = leadline("train", "--resume", run, "--set", "train.updates=2")
@@ -113,7 +114,7 @@ def test_a_run_that_starts_from_another_has_its_model_and_vocabulary(
     answer = leadline("train", "numerals", "--out", run, *how)
     assert answer.code == 0
     assert f"model and vocabulary are those of {finished}" in answer.err
-    assert runs.load_config(run).model == runs.load_config(finished).model
+    assert runs.read_config(run)[0].model == runs.read_config(finished)[0].model
     assert (run / "tokenizer.json").read_bytes() == (finished / "tokenizer.json").read_bytes()
     other = leadline("train", "numerals", "--out", tmp_path / "other", *how, "--set", "model.dim=64")
     assert other.code == 2

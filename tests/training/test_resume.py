@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leadline import cli
+from leadline import cli, history
 from leadline.cli.terminal import TrainingView
 from leadline.config import Config, to_toml
 from leadline.errors import UserError
@@ -294,9 +294,9 @@ def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_read_metrics_leaves_out_half_a_line(tmp_path: Path) -> None:
+def test_a_history_leaves_out_half_a_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n{"upd')
-    assert runs.read_metrics(tmp_path) == [{"update": 1}, {"update": 2}]
+    assert history.read(tmp_path).rows == [{"update": 1}, {"update": 2}]
 
 
 def test_a_run_does_not_go_on_with_other_data(tiny: Config, tmp_path: Path) -> None:

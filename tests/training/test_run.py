@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from leadline import history
 from leadline.config import Config, load, to_dict
 from leadline.errors import UserError
 from leadline.training import checkpoint
 from leadline.training import run as runs
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
+from leadline.training.metrics import Metrics
 from leadline.training.trained import load as load_trained
 
 
@@ -180,18 +182,18 @@ def test_lines_of_metrics_that_cannot_be_read_are_kept_aside_and_counted(
     lines[2], lines[4] = b"\xff" + lines[2], lines[4].replace(b'"update"', b'"updade"')
     path.write_bytes(b"\n".join(lines) + b'{"upd')
     shutil.rmtree(run / "checkpoints" / "00000020")
-    assert len(runs.read_metrics(run)) == 20
+    assert len(history.read(run).rows) == 20
     answer = leadline("train", "--resume", run)
     assert answer.code == 0
     assert "2 lines of metrics.jsonl cannot be read: they are in metrics.damaged.jsonl now" in answer.err
     assert (run / "metrics.damaged.jsonl").read_bytes() == lines[2] + b"\n" + lines[4] + b"\n"
-    assert len(runs.read_metrics(run)) == 20
+    assert len(history.read(run).rows) == 20
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
 @pytest.mark.parametrize("which", ["file", "board"])
 def test_a_full_disk_is_called_so_also_by_tensorboard(which: str, tmp_path: Path) -> None:
-    metrics, full = runs.Metrics(tmp_path, 0), Path("/dev/full")
+    metrics, full = Metrics(tmp_path, 0), Path("/dev/full")
     if which == "file":
         metrics.file.close()
         metrics.file = full.open("w", buffering=1)
