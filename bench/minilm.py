@@ -30,8 +30,8 @@ from leadline.data.store import Store, prepare
 from leadline.exchange import huggingface
 from leadline.files import write_json
 from leadline.jobs import finetune as tuning
-from leadline.jobs.engine import finished
 from leadline.jobs.interval import mean_and_interval
+from leadline.jobs.job import finished
 from leadline.provenance import stamp
 from leadline.tasks import Classification, agreement
 from leadline.training import checkpoint, optim

@@ -22,13 +22,13 @@ def table() -> str:
     for name, figure in FIGURES.items():
         path = DOCS / "results" / name / "claims.json"
         facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"claims": [], "scale": "small"}
-        values = {claim["claim"]: [v for v in claim["values"] if v is not None] for claim in facts["claims"]}
+        values = {claim.get("number"): [v for v in claim["values"] if v is not None] for claim in facts["claims"]}
         mark = "" if facts.get("numerics") == NUMERICS else " †"
         for claim in figure.claims:
-            found: Judged = judge(claim, facts["scale"], {claim.number: values.get(claim.text, [])})
-            verdict = WORDS.get(found.verdict, found.verdict) + (mark if found.values else "")
+            judged: Judged = judge(claim, facts["scale"], {claim.number: values.get(claim.number, [])})
+            verdict = WORDS.get(judged.verdict, judged.verdict) + (mark if judged.values else "")
             shown = f"`{name}`" if claim is figure.claims[0] else ""
-            lines.append(f"| {shown} | {claim.text} | {claim.paper} | {found.measured} | {verdict} |")
+            lines.append(f"| {shown} | {claim.text} | {claim.paper} | {judged.measured} | {verdict} |")
     return "\n".join(lines)
 
 

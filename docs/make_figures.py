@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from leadline.history import History
 from leadline.report.page import Chart, picture
-from leadline.reproduce.figure import Run, curves
+from leadline.reproduce.figure import FinishedRun
+from leadline.reproduce.reading import curves
 
 RESULTS = Path(__file__).parent / "results"
 SHOWN = {
@@ -21,11 +23,13 @@ def main() -> None:
     told = json.loads((RESULTS / "xiong-fig4" / "claims.json").read_text(encoding="utf-8"))["runs"]
     lines = (RESULTS / "xiong-fig4" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     kept = {line["key"]: line for line in map(json.loads, lines)}
-    runs: dict[str, list[Run]] = {name: [] for name in SHOWN.values()}
+    runs: dict[str, list[FinishedRun]] = {name: [] for name in SHOWN.values()}
     for run in told:
         if run["label"] in SHOWN:
             line = kept[run["key"]]
-            runs[SHOWN[run["label"]]].append(Run(run["label"], run["seed"], line["result"], line["rows"]))
+            runs[SHOWN[run["label"]]].append(
+                FinishedRun(run["label"], run["seed"], line["result"], History(line["rows"]))
+            )
     chart = Chart(
         "TED German-English: where the norm sits decides who needs warm-up",
         "epoch",

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leadline import recipes
+from leadline import history, recipes
 from leadline.cli.app import (
     Device,
     Json,
@@ -34,7 +34,9 @@ from leadline.files import to_json, written
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs and the figure.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A quarter of the time; the effect still shows.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke test: too short for DeepNorm and for good translations.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Watch Post-LN fail without warm-up and Pre-LN succeed, in two or three minutes on two cores."""
@@ -69,6 +71,13 @@ def demo(
     answer.print(f"\nThe best ({winner.placement}, warm-up {winner.warmup}) translates:")
     for source, translation in translations:
         answer.print(f"  {source}  →  {translation}", soft_wrap=True)
+    if quick:
+        updates = next(iter(demonstration.configs(quick).values())).train.updates
+        answer.print(
+            f"\nA smoke test: after {updates} updates only the losses of Post-LN and Pre-LN say something; "
+            "leadline demo trains all four to the end.",
+            soft_wrap=True,
+        )
     answer.print(f"\nCurves: {folder / 'curves.png'} and {folder / 'curves.csv'}", soft_wrap=True)
 
 
@@ -106,8 +115,8 @@ def train(
     with TrainingView() as view:
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
         loop.resume(folder, on_step) if resume else loop.train(config, folder, on_step)
-    rows = runs.read_metrics(folder)
-    last = next((row for row in reversed(rows) if "valid_nll" in row), {})
+    rows = history.read(folder).rows
+    last: dict[str, Any] = next((row for row in reversed(rows) if "valid_nll" in row), {})
     best = checkpoint.best(folder)
     if as_json:
         print_json({"run": str(folder), "best_checkpoint": best, **last})

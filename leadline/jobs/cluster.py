@@ -25,7 +25,9 @@ from typing import Any
 
 from leadline.errors import UserError
 from leadline.jobs import engine as local
-from leadline.jobs.engine import Execute, Job, OnEvent, finished
+from leadline.jobs.engine import Execute, Worker
+from leadline.jobs.job import Job, OnEvent, finished, last_words, lay_out, unfinished
+from leadline.training.events import Event
 from leadline.training.run import absolute, locked, watching_signals
 
 RETRIES = 3  # of a run whose process or node dies: more than that is no accident
@@ -53,8 +55,8 @@ def runner(on: str) -> Execute:
 
 
 def execute(jobs: Sequence[Job], root: Path, address: str = "", on_event: OnEvent = lambda name, event: None) -> None:
-    """As leadline.jobs.execute. `address`: as for ray.init."""
-    waiting = local.unfinished(jobs, root)
+    """As leadline.jobs.engine.execute. `address`: as for ray.init."""
+    waiting = unfinished(jobs, root)
     if not waiting:
         return
     failed: list[str] = []
@@ -101,19 +103,22 @@ def _work(job: Job, root: Path, events: Any) -> str:
     if finished(job, root):  # by a task that was killed before it could say so
         return ""
     heard: queue.Queue[Any] = queue.Queue()
-    process = local.start(job, root, 1, heard)
+    folder = lay_out(job, root)
+    worker = Worker(1, heard, folder)
     try:
-        while True:
+        said: Any = None
+        while said != local.LEFT:
             try:
-                events.put(heard.get(timeout=0.1))  # not longer: a task that sleeps does not hear that it is cancelled
+                _, said = heard.get(timeout=0.1)  # not longer: a task that sleeps does not hear that it is cancelled
             except queue.Empty:
-                if process.poll() is not None:
-                    break
+                continue
+            if isinstance(said, Event):
+                events.put((job.name, said))
     finally:
-        process.terminate()
-        process.wait()
-    words = local.last_words(job.folder(root)) if process.returncode else ""
-    if process.returncode < 0:
+        worker.process.terminate()
+        status = worker.close()
+    words = last_words(folder) if status else ""
+    if status < 0:
         raise Killed(words)
     return words
 

@@ -1,187 +1,143 @@
-"""Many trainings: what is finished is skipped, what was stopped goes on, several run side by side.
+"""Many trainings on this machine: what is finished is skipped, what was stopped goes on, several run side by side.
 
-A job is a config and a name. Its folder is named after a hash of the config, the data and the number of the numerics,
-so figures that need the same run share it, and what other code computed is not taken for it. `result.json` says that it
-is finished, and which code made it; its checkpoints are then deleted, metrics and config stay.
+Each process does one job after another, so that torch is loaded once: see leadline.jobs.worker.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from leadline import machine
-from leadline.config import Config, settings, to_toml
 from leadline.errors import UserError
-from leadline.files import write_json
-from leadline.provenance import NUMERICS
+from leadline.jobs.job import Job, OnEvent, last_words, lay_out, unfinished
 from leadline.training.events import Event
 
-Result = dict[str, Any]
-OnEvent = Callable[[str, Any], None]
-
-
-@dataclass(frozen=True)
-class Job:
-    name: str  # for people
-    config: Config
-    data_key: str  # of the prepared data: see leadline.data.store
-    watch: int = 0  # every so many updates, layers and output are looked at (leadline.diagnose); 0: never
-    start: str = ""  # what tells the weights it starts from from others, where train.start names a run
-    keep: tuple[str, ...] = ()  # checkpoints that are not deleted when it is finished
-    group: str = ""  # what it is made for: a job of the same group and name takes the place of an earlier one
-
-    @property
-    def key(self) -> str:
-        """Of everything that makes a difference to the result, which is not where the run is computed."""
-        values = settings(self.config) | {"task": self.config.task, "data": self.data_key, "numerics": NUMERICS}
-        values |= {"watch": self.watch} if self.watch else {}
-        values |= {"start": self.start} if self.start else {}
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-    @property
-    def start_folder(self) -> Path:
-        return Path(self.config.train.start) / "checkpoints" / self.config.train.start_checkpoint
-
-    def folder(self, root: Path) -> Path:
-        return root / f"{self.config.model.placement.rpartition(':')[2]}-{self.key}"
-
-
+DONE, LEFT = "done", "left"  # a job; a process
 Execute = Callable[[Sequence[Job], Path, int, OnEvent], None]  # jobs, their root, how many at once
 
 
-def finished(job: Job, root: Path) -> Result | None:
-    try:
-        result: Result = json.loads((job.folder(root) / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    kept = all((job.folder(root) / "checkpoints" / name).exists() for name in job.keep)
-    return result if kept or result["diverged"] else None
+def execute(
+    jobs: Sequence[Job],
+    root: Path,
+    at_once: int = 1,
+    on_event: OnEvent = lambda name, event: None,
+    on_finished: Callable[[Job], None] = lambda job: None,
+) -> None:
+    """Run what is not finished yet. `on_event(name, event)` hears of every step, `on_finished(job)` of every end."""
+    with Pool(at_once) as pool:
+        pool.run(jobs, root, on_event, on_finished)
 
 
-def read_rows(job: Job, root: Path) -> list[dict[str, Any]]:
-    """The lines of its metrics.jsonl."""
-    lines = (job.folder(root) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+def threads_of(at_once: int) -> int:
+    """Of each training: of the machine and `--jobs` alone, because sums are rounded otherwise with another number."""
+    return max(1, machine.cores() // at_once)
 
 
-def unfinished(jobs: Sequence[Job], root: Path) -> list[Job]:
-    different = {job.key: job for job in reversed(jobs)}  # of equal ones the first
-    return [job for job in reversed(different.values()) if finished(job, root) is None]
+class Worker:
+    """A process that trains. What it says goes to `heard`, as (worker, an event, DONE or LEFT)."""
+
+    def __init__(self, threads: int, heard: queue.Queue[tuple[Worker, Event | str]], *folders: Path) -> None:
+        self.job: Job | None = None  # what it is doing
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "leadline.jobs.worker", *map(str, folders)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        )
+        threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
+
+    def _listen(self, heard: queue.Queue[tuple[Worker, Event | str]]) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            for line in self.process.stdout:
+                said = json.loads(line)
+                heard.put((self, said if said == DONE else Event(**said)))
+        heard.put((self, LEFT))
+
+    def begin(self, job: Job, folder: Path) -> None:
+        assert self.process.stdin is not None
+        self.job = job
+        with contextlib.suppress(BrokenPipeError):  # one that has died says so by itself
+            self.process.stdin.write(f"{folder}\n")
+            self.process.stdin.flush()
+
+    def close(self) -> int:
+        """Wait for it to leave; its exit status."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        return self.process.wait()
 
 
-def stale(jobs: Sequence[Job], root: Path) -> Iterator[tuple[str, str]]:
-    """(name, why) of earlier results that had the place of these jobs and cannot be used."""
-    waiting = {(job.group, job.name): job for job in unfinished(jobs, root)}
-    ours = {job.folder(root) for job in jobs}
-    for path in sorted(root.glob("*/result.json")) if waiting else []:
-        if path.parent in ours:
-            continue
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            made_for = path.with_name("job.json")
-            before = json.loads(made_for.read_text(encoding="utf-8")) if made_for.exists() else {}
-            group = before.get("group")
-            matching = [job for job in waiting.values() if job.name == result["name"] and group in (None, job.group)]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        for job in matching:
-            yield job.name, f"the result in {path.parent} is not used: {_why(result, before, job)}"
+class Pool:
+    """At most `at_once` processes that train."""
 
+    def __init__(self, at_once: int) -> None:
+        self.at_once, self.threads = at_once, threads_of(at_once)
+        self.heard: queue.Queue[tuple[Worker, Event | str]] = queue.Queue()
+        self.workers: list[Worker] = []
 
-def _why(result: Result, facts: dict[str, Any], job: Job) -> str:
-    if result.get("numerics") != NUMERICS:
-        return f"it was computed by numerics {result.get('numerics', 1)}, and this is {NUMERICS}"
-    before, now = result.get("settings", {}), json.loads(json.dumps(settings(job.config)))
-    changed = [key for key in before | now if before.get(key) != now.get(key)]
-    texts = [f"{key} was {before.get(key, 'not there')} and is {now.get(key, 'not there')}" for key in changed]
-    if facts.get("start") != job.start:
-        texts.append("it started from other weights")
-    if facts.get("watch") != job.watch:
-        texts.append(f"it was looked into every {facts.get('watch')} updates, and this is every {job.watch}")
-    if facts.get("data") != job.data_key:
-        texts.append("it is of other data")
-    return ", ".join(texts)
+    def __enter__(self) -> Pool:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.process.terminate()  # those that train save and leave
+        for worker in self.workers:
+            worker.close()
 
-def tell_stale(jobs: Sequence[Job], root: Path, on_event: OnEvent) -> None:
-    for name, why in stale(jobs, root):
-        on_event(name, Event("message", 0, 0, {}, why))
+    def warm(self) -> Pool:
+        """Start all processes now: they load torch while their jobs are prepared."""
+        self.workers += [Worker(self.threads, self.heard) for _ in range(self.at_once - len(self.workers))]
+        return self
 
-
-def execute(jobs: Sequence[Job], root: Path, at_once: int = 1, on_event: OnEvent = lambda name, event: None) -> None:
-    """Run what is not finished yet, each in a process of its own. `on_event(name, event)` hears of every step."""
-    waiting = unfinished(jobs, root)
-    running: dict[subprocess.Popen[str], Job] = {}
-    failed: list[str] = []
-    events: queue.Queue[tuple[str, Event]] = queue.Queue()
-    threads = max(1, machine.cores() // max(1, min(at_once, len(waiting))))
-    try:
-        while waiting or running or not events.empty():
-            while waiting and len(running) < at_once:
+    def run(
+        self,
+        jobs: Sequence[Job],
+        root: Path,
+        on_event: OnEvent = lambda name, event: None,
+        on_finished: Callable[[Job], None] = lambda job: None,
+    ) -> None:
+        """As `execute`."""
+        waiting, failed = unfinished(jobs, root), list[str]()
+        while waiting or any(worker.job for worker in self.workers):
+            while waiting and (worker := self._idle()):
                 job = waiting.pop(0)
-                running[start(job, root, threads, events)] = job
-            try:
-                on_event(*events.get(timeout=0.1))
-            except queue.Empty:
-                for process in [process for process in running if process.poll() is not None]:
-                    job = running.pop(process)
-                    if process.returncode:
-                        failed.append(f"{job.name}: {last_words(job.folder(root))}")
-    finally:
-        for process in running:
-            process.terminate()  # the trainings save and leave
-        for process in running:
-            process.wait()
-    require_none(failed, jobs)
+                worker.begin(job, lay_out(job, root, self.threads))
+            worker, said = self.heard.get()
+            if isinstance(said, Event):
+                on_event(worker.job.name if worker.job else "", said)
+                continue
+            ended, worker.job = worker.job, None
+            status = 0
+            if said == LEFT:
+                self.workers.remove(worker)
+                status = worker.close()
+            if ended and status:
+                failed.append(f"{ended.name}: {last_words(ended.folder(root))}")
+            elif ended:
+                on_finished(ended)
+        require_none(failed, jobs)
+
+    def _idle(self) -> Worker | None:
+        """One without a job; a new one where there is room."""
+        if free := [worker for worker in self.workers if not worker.job]:
+            return free[0]
+        if len(self.workers) == self.at_once:
+            return None
+        self.workers.append(Worker(self.threads, self.heard))
+        return self.workers[-1]
 
 
 def require_none(failed: Sequence[str], jobs: Sequence[Job]) -> None:
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed; start again to go on with them; {failed[0]}")
-
-
-def lay_out(job: Job, root: Path) -> Path:
-    """The folder of a job, with what its worker reads."""
-    folder = job.folder(root)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
-    made_for = {"name": job.name, "group": job.group, "data": job.data_key, "start": job.start, "watch": job.watch}
-    write_json(folder / "job.json", made_for)
-    return folder
-
-
-def start(job: Job, root: Path, threads: int, events: queue.Queue[tuple[str, Event]]) -> subprocess.Popen[str]:
-    """The worker of one job; what it tells goes to `events`."""
-    folder = lay_out(job, root)
-    with (folder / "log.txt").open("a", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "leadline.jobs.worker", str(folder), job.name, str(job.watch), *job.keep],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        )
-
-    def listen() -> None:
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                events.put((job.name, Event(**json.loads(line))))
-
-    threading.Thread(target=listen, daemon=True).start()
-    return process
-
-
-def last_words(folder: Path) -> str:
-    lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"{lines[-1] if lines else 'it was killed'} ({folder / 'log.txt'})"

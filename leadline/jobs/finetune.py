@@ -2,7 +2,7 @@
 
 Every run starts from the weights of RUN with a new classifier (and RUN's pooler, if it has one), rises to its rate over
 the first tenth of its updates and falls in a straight line to 0. Its score is that of the last epoch on the validation
-split. What is finished is not done again; what was stopped goes on.
+split. What is finished is not done again; what was stopped goes on. The best run of the best setting keeps its weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +23,17 @@ from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError, nearest
 from leadline.files import write_json
-from leadline.jobs.engine import Job, Result, execute, finished, tell_stale
-from leadline.jobs.interval import mean_and_interval
+from leadline.jobs.engine import execute
+from leadline.jobs.grid import Grid, Setting, SettingScores
+from leadline.jobs.job import Job, tell_stale
 from leadline.training import checkpoint
 from leadline.training import run as runs
 from leadline.training.events import Event
 
 TASKS = ("same_meaning", "mrpc", "rte")
+KNOWN_FILES = ("mrpc", "rte")  # tasks whose files lie somewhere
 METRICS = ("accuracy", "f1", "matthews")
 WARMUP = 0.1  # of the updates
-
-
-@dataclass(frozen=True, order=True)
-class Setting:
-    batch: int  # sentences or pairs
-    lr: float
-    epochs: int
-
-
-def grid(batches: Sequence[int], rates: Sequence[float], epochs: Sequence[int]) -> list[Setting]:
-    if min(*batches, *epochs) < 1 or min(rates) <= 0:
-        raise UserError("--batch and --epochs must be at least 1, --lr above 0")
-    return [Setting(*each) for each in product(batches, rates, epochs)]
 
 
 USUAL: Any = ([32], [5e-5], [3])
@@ -54,38 +42,13 @@ FULL: Any = ([16, 32], [1e-5, 2e-5, 3e-5, 5e-5, 1e-4], [3, 5, 8])
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a setting's runs have scored."""
-
-    setting: Setting
-    scores: list[float]  # of the runs that did not diverge
-    diverged: int
-
-    @property
-    def mean(self) -> float:
-        return mean_and_interval(self.scores)[0]
-
-    @property
-    def interval(self) -> float:
-        """Half the width of the mean's 95 % confidence interval."""
-        return mean_and_interval(self.scores)[1]
-
-    def __str__(self) -> str:
-        if not self.scores:
-            return "diverged" if self.diverged else "–"
-        text = f"{100 * self.mean:.1f}"
-        text += f" ± {100 * self.interval:.1f}" if len(self.scores) > 1 else ""
-        return text + (f" ({self.diverged} diverged)" if self.diverged else "")
-
-
-@dataclass(frozen=True)
 class Tuned:
     """A whole grid."""
 
-    settings: list[Found]
-    best: Found
+    settings: list[SettingScores]
+    best: SettingScores
     folder: Path
-    run: Path  # one of the best setting's
+    run: Path  # the best of the best setting, which has kept its weights
     cut: dict[str, int]  # examples of each split of which the end did not fit
 
 
@@ -165,14 +128,12 @@ def finetune(
     start = checkpoint.fingerprint(weights)
     planned = {(s, seed): job(base, s, seed, store, start) for s in settings for seed in range(1, seeds + 1)}
     tell_stale(list(planned.values()), out / "runs", on_event)
+    grid = Grid(planned, out / "runs", metric)
     try:
-        execute(list(planned.values()), out / "runs", at_once, on_event)
+        grid.train(at_once, on_event, execute)
     finally:  # also of a grid that was stopped: what there is
-        results = {key: result for key, each in planned.items() if (result := finished(each, out / "runs"))}
-        found = [summary(s, [r for (of, _), r in results.items() if of == s], metric) for s in settings]
-        _write(out, results, found, metric, base)
-    best = max(found, key=lambda each: -math.inf if math.isnan(each.mean) else each.mean)
-    return Tuned(found, best, out, planned[best.setting, 1].folder(out / "runs"), cut)
+        _write(out, grid, base)
+    return Tuned(grid.table(), grid.scores(grid.best()[0]), out, planned[grid.best()].folder(out / "runs"), cut)
 
 
 def job(base: Config, setting: Setting, seed: int, store: Store, start: str) -> Job:
@@ -181,25 +142,19 @@ def job(base: Config, setting: Setting, seed: int, store: Store, start: str) -> 
     return Job(text, config, store.manifest["key"], start=start, group="fine-tuning")
 
 
-def summary(setting: Setting, results: Sequence[Result], metric: str) -> Found:
-    scores = [result[f"valid_{metric}"] for result in results if not result["diverged"]]
-    return Found(setting, scores, sum(bool(result["diverged"]) for result in results))
-
-
-def _write(
-    out: Path, results: dict[tuple[Setting, int], Result], found: Sequence[Found], metric: str, base: Config
-) -> None:
+def _write(out: Path, grid: Grid, base: Config) -> None:
     out.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     kept = [f"valid_{name}" for name in ("nll", *METRICS)]
     writer.writerow(["batch", "lr", "epochs", "seed", *kept, "diverged", "seconds"])
-    for (setting, seed), result in results.items():
+    for (setting, seed), result in grid.results().items():
         values = [result.get(key, "") for key in kept]
         writer.writerow(
             [setting.batch, setting.lr, setting.epochs, seed, *values, bool(result["diverged"]), result["seconds"]]
         )
     (out / "results.csv").write_text(text.getvalue(), encoding="utf-8")
-    settings = [asdict(each) | {"mean": each.mean, "interval": each.interval} for each in found]
+    settings = [asdict(each) | {"mean": each.mean, "interval": each.interval} for each in grid.table()]
     of = {"start": base.train.start, "checkpoint": base.train.start_checkpoint, "data": base.data.source}
-    write_json(out / "table.json", of | {"metric": metric, "settings": settings})
+    run = str(grid.jobs[grid.best()].folder(grid.root)) if grid.results() else None
+    write_json(out / "table.json", of | {"metric": grid.metric, "run": run, "settings": settings})

@@ -1,6 +1,10 @@
-"""One run of leadline.jobs: trains in FOLDER, or goes on there, and tells of it on stdout, a JSON a line.
+"""A process of leadline.jobs: does the jobs of folders, each laid out by leadline.jobs.job.lay_out, one after another.
 
-python -m leadline.jobs.worker FOLDER NAME WATCH [CHECKPOINT …], of which the checkpoints are kept
+python -m leadline.jobs.worker [FOLDER …], or with the folders on stdin, a line each
+
+Trains in a folder, or goes on there. What is to be heard of it goes to stdout, a JSON a line: events, and at the end of
+each job "done"; whatever else is printed goes to the folder's log.txt. A process that has used a GPU leaves after one
+job, so that the next has all of its memory.
 """
 
 from __future__ import annotations
@@ -13,40 +17,44 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from leadline import config as configuration
+from leadline import history
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import write_json
+from leadline.jobs.job import LAST
 from leadline.provenance import stamp
-from leadline.training import run as runs
-from leadline.training.events import Event
+from leadline.training.events import OnStep
 
 
-def work(folder: Path, name: str, watch: int, keep: Sequence[str] = ()) -> None:
+def work(folder: Path, tell: OnStep = lambda event: None) -> None:
+    """Train what is laid out in a folder to its end, and write result.json."""
     from leadline.diagnose.drift import Drift
     from leadline.diagnose.watch import Watch
     from leadline.model.init import base_of
     from leadline.training.loop import resume, train
+    from leadline.training.run import is_run
 
     config = configuration.load(folder / "job.toml")
-    on_step: list[Any] = [_tell]
-    if watch:
+    job = _job(folder)
+    on_step: list[Any] = [tell]
+    if watch := job["watch"]:
         on_step += [Watch(watch), Drift(watch, config.train.precision)]
         _forget(folder)  # what is compared with the beginning has to see it
     diverged = ""
     try:
-        resume(folder, on_step) if (folder / "config.toml").exists() else train(config, folder, on_step)
+        resume(folder, on_step) if is_run(folder) else train(config, folder, on_step)
     except Diverged as error:
         diverged = str(error)
-    rows = runs.read_metrics(folder)
-    updates = [row for row in rows if "loss" in row]
-    evaluations = [row for row in rows if "valid_nll" in row]
+    measured = history.read(folder)
+    updates = [row for row in measured.rows if "loss" in row]
+    evaluations = [row for row in measured.rows if "valid_nll" in row]
     result: dict[str, Any] = stamp() | {
-        "name": name,
+        "name": job["name"],
         "settings": configuration.settings(config),
         "placement": config.model.placement,
         "init": base_of(config.model),
@@ -57,34 +65,91 @@ def work(folder: Path, name: str, watch: int, keep: Sequence[str] = ()) -> None:
         "seconds": max((row.get("seconds", 0.0) for row in updates), default=0.0),
     }
     result |= {key: value for key, value in (evaluations or [{}])[-1].items() if key.startswith("valid_")}
+    if evaluations and (job.get("score") or job.get("samples")):
+        result |= _translated(folder, job["score"], job["samples"])
     write_json(folder / "result.json", result)
-    for checkpoint in (folder / "checkpoints").glob("*") if keep else [folder / "checkpoints"]:
-        if checkpoint.name not in keep:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+    _keep(folder, job.get("keep", ()))
+
+
+def _job(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "job.json").read_text(encoding="utf-8"))
+
+
+def _translated(folder: Path, score: int, samples: Sequence[str]) -> dict[str, Any]:
+    """What a translation makes of test sentences and of some others."""
+    from leadline.training.trained import load
+
+    trained = load(folder, "last")
+    scores = trained.task().scores(trained.model, "test", score) if score else {}
+    return {f"test_{key}": value for key, value in scores.items()} | {"translations": trained.translate(samples)}
+
+
+def _keep(folder: Path, names: Sequence[str]) -> None:
+    """Delete all other checkpoints."""
+    there = sorted((folder / "checkpoints").glob("[0-9]*"))
+    kept = {there[-1].name if name == LAST and there else name for name in names}
+    if not kept:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for path in there:
+        if path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _forget(folder: Path) -> None:
-    (folder / "config.toml").unlink(missing_ok=True)
-    (folder / "metrics.jsonl").unlink(missing_ok=True)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    """All that the training has written, run.json first: what is left is not taken for a run."""
+    for name in ("run.json", "config.toml", "metrics.jsonl", "metrics.damaged.jsonl", "tokenizer.json"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("checkpoints", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _tell(event: Event) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more: the training is about to be told to leave
-        print(json.dumps(asdict(event)), flush=True)
+def main(folders: Iterable[str]) -> None:
+    say = _speak()
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    import torch
+    import torch._dynamo  # every optimizer loads it, and it takes as long as torch itself
+
+    import leadline.diagnose.drift
+    import leadline.training.trained  # noqa: F401
+
+    for folder in map(Path, folders):
+        with (folder / "log.txt").open("a", encoding="utf-8") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+        torch.set_num_threads(_job(folder).get("threads", 1))
+        try:
+            work(folder, lambda event: say(asdict(event)))
+        except (UserError, Interrupted) as error:
+            sys.exit(str(error))
+        if torch.cuda.is_initialized():
+            return
+        say("done")
+
+
+def _speak() -> Callable[[Any], None]:
+    """A function that says something to whoever has started this; print is for the log."""
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+
+    def say(something: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # nobody listens any more: it is about to be told to leave
+            os.write(stdout, f"{json.dumps(something)}\n".encode())
+
+    return say
 
 
 def _leave_with(parent: int) -> None:
     """A training whose command was killed saves and leaves, as for a SIGTERM."""
     while os.getppid() == parent:
         time.sleep(0.5)
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (nobody listens any more)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _asked() -> Iterator[str]:
+    for line in sys.stdin:
+        yield line.rstrip("\n")
+
+
 if __name__ == "__main__":
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
-    try:
-        work(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])
-    except (UserError, Interrupted) as error:
-        sys.exit(str(error))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # before and between trainings: the one who asks decides
+    main(sys.argv[1:] or _asked())

@@ -18,7 +18,7 @@ def sections_of(inspection: Inspection) -> list[Section]:
     return [
         *_words(inspection),
         *_findings(inspection),
-        _rates(inspection),
+        *_rates(inspection),
         _hidden(inspection),
         _gradients(inspection),
         *_depths(inspection),
@@ -31,10 +31,10 @@ def sections_of(inspection: Inspection) -> list[Section]:
 
 
 def _flat(facts: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    found: list[tuple[str, object]] = []
+    flat: list[tuple[str, object]] = []
     for key, value in facts.items():
-        found += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
-    return found
+        flat += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return flat
 
 
 def _words(inspection: Inspection) -> list[Section]:
@@ -44,7 +44,7 @@ def _words(inspection: Inspection) -> list[Section]:
     why = Words("Why", [line[0].upper() + line[1:] + "." for line in v.evidence])
     if not v.remedies:
         return [verdict, why]
-    moved = [] if v.trains else [f"The first layer that moves is {v.where}."]
+    moved = [] if v.trains else [f"In the first step the residual stream changes most from {v.where} on."]
     steps = [f"{number}. {line}" for number, line in enumerate(v.remedies, 1)]
     return [verdict, why, Words("What to change, the smallest change first", [*steps, *moved], "warning")]
 
@@ -62,46 +62,51 @@ def _before(inspection: Inspection) -> list[Record]:
     return [r for r in inspection.records if r.step == 0]
 
 
-def _rates(inspection: Inspection) -> Chart:
+def _rates(inspection: Inspection) -> list[Section]:
     rates = sorted({r.rate for r in inspection.records if r.rate})
     seeds = sorted({r.seed for r in inspection.records})
-    chances: dict[str, list[list[float]]] = {"probability of learning": [], "‖ΔF‖, first step": []}
+    chances: list[list[float]] = []
+    changes: list[list[float]] = []
     for rate in rates:
-        found = _of_rate(inspection, rate)
-        rows = [[r for r in found if r.seed == seed] for seed in seeds]
+        tried = _of_rate(inspection, rate)
+        rows = [[r for r in tried if r.seed == seed] for seed in seeds]
         before = [[r for r in _before(inspection) if r.seed == seed] for seed in seeds]
         pairs = [(b, r) for b, r in zip(before, rows, strict=True) if r]
-        chances["probability of learning"].append([probability(score(features(b, r))) for b, r in pairs])
-        chances["‖ΔF‖, first step"].append([r.value for r in found if r.quantity == "output_change" and r.step == 1])
-    series = [_spread_series(name, rates, values) for name, values in chances.items()]
+        chances.append([probability(score(features(b, r))) for b, r in pairs])
+        changes.append([r.value for r in tried if r.quantity == "output_change" and r.step == 1])
     caption = f"Each rate was tried for {STEPS} steps from the same weights, which were then put back."
-    return Chart("What the first steps do, by learning rate", "learning rate", "probability; share of the output",
-                 series, log_x=True, caption=caption)  # fmt: skip
+    learning = _spread_series("probability of learning", rates, chances)
+    first = _spread_series("‖ΔF‖, first step", rates, changes)
+    x = "learning rate"
+    return [
+        Chart("Whether it learns, by learning rate", x, "probability", [learning], log_x=True, caption=caption),
+        Chart("How far the first step moves the output", x, "‖ΔF‖ / ‖F‖", [first], log_x=True, log_y=True),
+    ]
 
 
 def _spread_series(name: str, x: Sequence[float], values: Sequence[Sequence[float]], group: str = "") -> Series:
     """Mean over seeds, with a band of one standard deviation where there are several."""
-    kept = [(at, spread(found)) for at, found in zip(x, values, strict=True) if found]
+    kept = [(at, spread(each)) for at, each in zip(x, values, strict=True) if each]
     mean = [m for _, (m, _) in kept]
-    several = any(len(found) > 1 for found in values)
+    several = any(len(each) > 1 for each in values)
     low = [m - s for _, (m, s) in kept] if several else None
     high = [m + s for _, (m, s) in kept] if several else None
     return Series(name, [at for at, _ in kept], mean, low, high, "line" if len(kept) > 1 else "points", group or name)
 
 
 def _stacks(inspection: Inspection) -> dict[str, list[Connection]]:
-    found: dict[str, list[Connection]] = defaultdict(list)
+    stacks: dict[str, list[Connection]] = defaultdict(list)
     for c in inspection.connections:
-        found[c.stack].append(c)
-    return dict(found)
+        stacks[c.stack].append(c)
+    return dict(stacks)
 
 
 def _by_position(records: Sequence[Record], quantity: str) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = defaultdict(list)
+    values: dict[int, list[float]] = defaultdict(list)
     for r in records:
         if r.quantity == quantity and math.isfinite(r.value):
-            found[r.position].append(r.value)
-    return found
+            values[r.position].append(r.value)
+    return values
 
 
 def _profile(
@@ -134,10 +139,10 @@ def _hidden(inspection: Inspection) -> Chart:
             bounds = [theory.pre_ln_squared_norm(round(i / per_layer), members[0].dim) for i in x]
             for name, side in (("lower", "low"), ("upper", "high")):
                 y = [math.sqrt(entered - 1 + getattr(b, side) / members[0].dim) for b in bounds]
-                series.append(Series(f"Lemma 2, {name} bound", x, y, style="dashes", group=stack))
+                series.append(Series(name, x, y, style="dashes", group=f"{stack}: Lemma 2, bounds"))
         elif members[0].placement == "Post-LN":
             y = [math.sqrt(theory.post_ln_squared_norm(c.dim).value / c.dim) for c in members]
-            series.append(Series("Lemma 2 (feed-forward)", x, y, style="dashes", group=stack))
+            series.append(Series(f"{stack}: Lemma 2 (feed-forward)", x, y, style="dashes"))
     caption = "After each addition, before any norm; 1 is the norm of a normalised token. Xiong et al. 2020, Lemma 2."
     return Chart("Stream, layer by layer", "residual connection, from the input", "‖x‖ / √d", series, caption=caption)
 
@@ -160,9 +165,9 @@ def _gradients(inspection: Inspection) -> Chart:
         if kind:
             profile = theory.post_ln_gradient_profile if kind == "post_ln" else theory.pre_ln_gradient_profile
             y = [p.value for p in profile(len(layers))]
-            series.append(Series("appendix F", x, y, style="dashes", group=stack))
+            series.append(Series(f"{stack}: appendix F", x, y, style="dashes"))
             y = [p.value for p in theory.one_position_gradient_profile(kind, len(layers))]  # type: ignore[arg-type]
-            series.append(Series("all factors kept", x, y, style="dashes", group=stack))
+            series.append(Series(f"{stack}: all factors kept", x, y, style="dashes"))
     caption = (
         "Norm of the mean gradient of the last feed-forward matrix, over that of the last layer. Dashes: Xiong et al. "
         "2020, appendix F, and what its equations give when no factor is dropped (docs/theory.md)."
@@ -173,15 +178,15 @@ def _gradients(inspection: Inspection) -> Chart:
 
 def _depths(inspection: Inspection) -> list[Section]:
     """The gradient of the last layer against depth, if several depths were measured."""
-    found: dict[int, list[float]] = defaultdict(list)
+    norms: dict[int, list[float]] = defaultdict(list)
     for r in inspection.records:
         if r.quantity == "last_gradient":
-            found[r.position].append(r.value)
-    if len(found) < 2:
+            norms[r.position].append(r.value)
+    if len(norms) < 2:
         return []
-    x = sorted(found)
-    measured = _spread_series("measured", x, [found[at] for at in x])
-    first = spread(found[x[0]])[0]
+    x = sorted(norms)
+    measured = _spread_series("measured", x, [norms[at] for at in x])
+    first = spread(norms[x[0]])[0]
     flat = Series("Theorem 1, Post-LN: flat", x, [first] * len(x), style="dashes")
     falling = Series("Theorem 1, Pre-LN: 1/√L", x, [first * math.sqrt(x[0] / at) for at in x], style="dashes")
     caption = "Gradient of the last feed-forward matrix at initialisation, by the number of layers in the stack."
@@ -215,7 +220,7 @@ def _norm_inputs(inspection: Inspection) -> Chart:
     series = _profile(inspection, "norm_input", _before(inspection))
     caption = "The Jacobian of a layer norm is √d/‖x − mean‖ (Lemma 3): large inputs shrink the gradient."
     x_label = "residual connection, from the input"
-    return Chart("What the norms are given", x_label, "‖x‖ / √d", series, caption=caption)
+    return Chart("Input of the norms", x_label, "‖x‖ / √d", series, caption=caption)
 
 
 def _connections(inspection: Inspection) -> Table:
@@ -233,4 +238,4 @@ def _connections(inspection: Inspection) -> Table:
          f"{c.before}/{c.within}/{c.after_branch}/{c.after_add}"]
         for c in inspection.connections
     ]  # fmt: skip
-    return Table("Residual connections found", columns, rows, folded=True)
+    return Table("Residual connections", columns, rows, folded=True)

@@ -160,7 +160,8 @@ class Chart {
     for (const chart of charts) {
       for (const name of names) {
         const group = chart.groups.get(name);
-        if (group) group.on = group.box.checked = on;
+        if (group) group.on = on;
+        if (group?.box) group.box.checked = on;
       }
       chart.draw();
     }
@@ -168,7 +169,9 @@ class Chart {
 
   addLegend() {
     const legend = add(this.section, "div", { class: "legend", role: "group", "aria-label": "shown in the chart" });
-    const names = [...this.groups.keys()];
+    // What has no value has a colour, the same in all charts, but nothing is drawn of it.
+    const drawn = (s) => s.y.some((y) => usable(y, false));
+    const names = [...this.groups.keys()].filter((name) => this.data.series.some((s) => s.group === name && drawn(s)));
     for (const [text, on] of names.length > 8 ? [["all", true], ["none", false]] : []) {
       const button = add(legend, "button", { type: "button" }, text);
       button.addEventListener("click", () => this.choose(names, on));
@@ -180,7 +183,7 @@ class Chart {
       group.box.checked = group.on;
       group.box.addEventListener("change", () => this.choose([name], group.box.checked));
       const swatch = add(entry, "svg", { width: 34, height: 12, "aria-hidden": "true" });
-      const styles = new Set(this.data.series.filter((s) => s.group === name).map((s) => s.style));
+      const styles = new Set(this.data.series.filter((s) => s.group === name && drawn(s)).map((s) => s.style));
       if (styles.has("line")) this.path(swatch, group, "M1 6H33", "line");
       else if (styles.has("dashes")) this.path(swatch, group, "M1 6H33", "dashes");
       if (styles.has("points")) this.path(swatch, group, `M17 6${this.mark(group)}`, "points");

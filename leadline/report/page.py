@@ -226,7 +226,7 @@ def _rounded(value: float) -> float:
 
 def _embedded(value: Any) -> str:
     """JSON that cannot end the script element it stands in."""
-    return re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", to_json(value))
+    return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", to_json(value))
 
 
 def _write_table(chart: Chart, path: Path) -> None:
@@ -246,18 +246,23 @@ def picture(chart: Chart) -> Figure:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
     chosen = [s for s in chart.series if s.selected]
-    legend: dict[str, Any] = {}
+    names = list(dict.fromkeys(s.group or s.name for s in chosen))
+    legend: dict[str, Any] = {}  # of what is drawn
     for s in chosen:
         name = s.group or s.name
-        index = list(legend).index(name) if name in legend else len(legend)
+        index = names.index(name)  # also of one without values, so that a run has its colour in all charts
+        if not any(y is not None and _drawable(y) for y in s.y):
+            continue
         colour, _ = STYLES[index % len(STYLES)]
         dash = LINES[(index + index // len(STYLES)) % len(LINES)]  # the second time round, colours have other dashes
         look: dict[str, Any] = {"color": colour, "linestyle": dash, "linewidth": 1.5}
         if s.style == "dashes":
             look["linestyle"] = (0, (2, 2))
-        legend.setdefault(name, Line2D([], [], **look))
         if s.style == "points" or len(s.x) == 1:
             look |= {"linestyle": "none", "marker": "o", "markersize": 5, "markeredgecolor": "white", "zorder": 3}
+        entry = legend.setdefault(name, Line2D([], [], **look))
+        if entry.get_marker() == "None" and "marker" in look:  # both a line and points
+            entry.set(marker="o", markersize=5, markeredgecolor="white")
         axes.plot(s.x, _floats(s.y), **look)
         if s.low is not None and s.high is not None:
             axes.fill_between(s.x, _floats(s.low), _floats(s.high), color=colour, alpha=0.2, linewidth=0)
@@ -267,10 +272,10 @@ def picture(chart: Chart) -> Figure:
     if chart.log_y and any(y > 0 for s in chosen for y in _floats(s.y)):
         axes.set_yscale("log", nonpositive="mask")
     axes.grid(alpha=0.3)
-    names = [_plain(name) for name in legend]
-    across = 105 // (8 + max(map(len, names), default=0))  # as many as are as wide as the picture
-    columns = max(1, min(len(names), 4, across))
-    figure.legend(legend.values(), names, loc="outside lower center", ncols=columns, fontsize=9)
+    texts = [_plain(name) for name in legend]
+    across = 105 // (8 + max(map(len, texts), default=0))  # as many as are as wide as the picture
+    columns = max(1, min(len(texts), 4, across))
+    figure.legend(legend.values(), texts, loc="outside lower center", ncols=columns, fontsize=9)
     return figure
 
 

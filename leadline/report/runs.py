@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from leadline import history
 from leadline.errors import UserError
+from leadline.history import History, number
 from leadline.report.page import Chart, Section, Series, Style, Table, Tone, Words
 
 # key of a row, title, label with the unit, log y
@@ -24,51 +25,74 @@ LAYERS_SHOWN = 12  # lines of a chart that are selected at first
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """What a run folder says. Keys of the config are flat, such as "optim.lr"."""
 
     name: str
     config: dict[str, Any]
     facts: dict[str, Any]
-    rows: list[dict[str, Any]]
+    history: History
 
-    def curve(self, key: str) -> tuple[list[float], list[float | None]]:
-        rows = [row for row in self.rows if key in row]
-        return [row["update"] for row in rows], [_number(row[key]) for row in rows]
+    @property
+    def compares_with(self) -> tuple[str, str]:
+        """Its task and its data: losses of runs that differ in these say nothing about each other."""
+        data = self.facts.get("data")
+        key = data.get("key") if isinstance(data, dict) else None
+        return str(self.config.get("task", "translation")), str(key or self.config.get("data.source"))
+
+    @property
+    def unit(self) -> str:
+        """What a loss is a mean over."""
+        tasks = {"classification": "an example", "masked_lm": "a masked token"}
+        return f"nats {tasks.get(self.compares_with[0], 'a token')}"
 
     @property
     def evaluations(self) -> list[tuple[float, float]]:
         """(validation loss, update) wherever it was a number."""
-        return [(loss, update) for update, loss in zip(*self.curve("valid_nll"), strict=True) if loss is not None]
+        updates, losses = self.history.points("valid_nll")
+        return list(zip(losses, updates, strict=True))
 
     @property
     def ended(self) -> str:
-        last = [self.curve(key)[1][-1:] for key in ("loss", "grad_norm", "valid_nll")]
+        last = [self.history.curve(key)[1][-1:] for key in ("loss", "grad_norm", "valid_nll")]
         if [None] in last:
             return "diverged"
-        row = self.rows[-1]
-        updates, epochs = (_number(self.config.get(key)) for key in ("train.updates", "train.epochs"))
+        row = self.history.rows[-1]
+        updates, epochs = (number(self.config.get(key)) for key in ("train.updates", "train.epochs"))
         if (updates and row["update"] >= updates) or (epochs and row.get("epoch", 0) >= epochs):
             return "complete"
         return f"stopped at update {row['update']}"
 
 
 def sections_of(folders: Sequence[Path]) -> list[Section]:
-    """One report of one run, or of several beside each other."""
+    """One report of one run, or of several; those of the same task and data are compared."""
     runs = read(folders)
+    kinds: dict[tuple[str, str], list[ReportedRun]] = {}
+    for run in runs:
+        kinds.setdefault(run.compares_with, []).append(run)
+    if len(kinds) == 1:
+        return [_summary(runs), *_compared(runs), *_stood_on(runs)]
+    shown: list[Section] = [
+        Words("In short", ["These runs differ in task or data, so their losses are not compared.", *_told(runs)])
+    ]
+    for (task, _), members in kinds.items():
+        heading = f"{task.replace('_', ' ').capitalize()}: {', '.join(run.name for run in members)}"
+        shown += [replace(_summary(members), title=heading), *_compared(members)]
+    return [*shown, *_stood_on(runs)]
+
+
+def _compared(runs: list[ReportedRun]) -> list[Section]:
+    return [_loss(runs), *_curves(runs), *_layers(runs), _overview(runs), *_differences(runs)]
+
+
+def _stood_on(runs: list[ReportedRun]) -> list[Section]:
     return [
-        _summary(runs),
-        _loss(runs),
-        *_curves(runs),
-        *_layers(runs),
-        _overview(runs),
-        *_differences(runs),
         _side_by_side("Configuration", runs, lambda run: run.config),
         _side_by_side("Versions, device and data", runs, _stands_on),
     ]
 
 
-def read(folders: Sequence[Path]) -> list[Run]:
+def read(folders: Sequence[Path]) -> list[ReportedRun]:
     if not folders:
         raise UserError("there is nothing to report: name one run folder or more")
     paths = list(dict.fromkeys(folder.expanduser().resolve() for folder in folders))
@@ -77,7 +101,7 @@ def read(folders: Sequence[Path]) -> list[Run]:
     return [_read(path, name) for path, name in zip(paths, names, strict=True)]
 
 
-def _read(folder: Path, name: str) -> Run:
+def _read(folder: Path, name: str) -> ReportedRun:
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} is not a run: it has no config.toml")
     try:
@@ -92,7 +116,7 @@ def _read(folder: Path, name: str) -> Run:
             facts = None
         if not isinstance(facts, dict):
             raise UserError(f"{folder / 'run.json'} is damaged: it does not hold a JSON object")
-    return Run(name, _flat(config), facts, _rows(folder))
+    return ReportedRun(name, _flat(config), facts, _history(folder))
 
 
 def _text(path: Path) -> str:
@@ -104,34 +128,13 @@ def _text(path: Path) -> str:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    if not path.exists():
+def _history(folder: Path) -> History:
+    if not (folder / "metrics.jsonl").exists():
         raise UserError(f"{folder} has no metrics.jsonl: train it first, with leadline train --resume {folder}")
-    *lines, rest = _text(path).split("\n")
-    rows = []
-    for number, line in enumerate(lines, 1):
-        row = _row(line)
-        if row is None:
-            raise UserError(f"{path} is damaged: line {number} is not a measurement")
-        rows.append(row)
-    if last := _row(rest):  # a run that was killed, or is writing right now, leaves half a line
-        rows.append(last)
-    if not rows:
+    measured = history.read(folder)
+    if not measured.rows:
         raise UserError(f"{folder} holds no measurement yet: wait for one, or leadline train --resume {folder}")
-    return rows
-
-
-def _row(line: str) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and _number(row.get("update")) is not None else None
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return measured
 
 
 def _flat(values: dict[str, Any], where: str = "") -> dict[str, Any]:
@@ -141,58 +144,67 @@ def _flat(values: dict[str, Any], where: str = "") -> dict[str, Any]:
     return flat
 
 
-def _summary(runs: list[Run]) -> Words:
+def _summary(runs: list[ReportedRun]) -> Words:
     diverged = [run.name for run in runs if run.ended == "diverged"]
     scored = [(*min(run.evaluations), run.name) for run in runs if run.evaluations]
     paragraphs = ["Nothing has been validated yet."]
     if scored:
         loss, update, name = min(scored)
-        paragraphs = [f"The lowest validation loss is {loss:.4g} nats a token, of {name} at update {update}."]
+        paragraphs = [f"The lowest validation loss is {loss:.4g} {runs[0].unit}, of {name} at update {update}."]
     if diverged:
         paragraphs.append(f"Diverged: {', '.join(diverged)}. The last values are not finite.")
     tone: Tone = "plain" if not diverged else "bad" if len(diverged) == len(runs) else "warning"
-    return Words("In short", paragraphs, tone)
+    return Words("In short", [*paragraphs, *_told(runs)], tone)
 
 
-def _loss(runs: list[Run]) -> Chart:
+def _told(runs: list[ReportedRun]) -> list[str]:
+    damaged = [run for run in runs if run.history.damaged]
+    return [f"{run.history.damaged} damaged lines of {run.name}'s metrics.jsonl are left out." for run in damaged]
+
+
+def _loss(runs: list[ReportedRun]) -> Chart:
     series = []
     for run in runs:
-        series.append(Series("training", *run.curve("loss"), group=run.name))
-        series.append(Series("validation", *run.curve("valid_nll"), style="points", group=run.name))
+        series.append(Series("training", *run.history.curve("loss"), group=run.name))
+        series.append(Series("validation", *run.history.curve("valid_nll"), style="points", group=run.name))
     caption = "Lines: training, with label smoothing where the run has it. Points: validation, without."
-    return Chart("Loss", "update", "loss (nats a token)", series, caption=caption)
+    return Chart("Loss", "update", f"loss ({runs[0].unit})", series, caption=caption)
 
 
-def _curves(runs: list[Run]) -> Iterable[Chart]:
-    scores = sorted({key for run in runs for row in run.rows for key in row if key.startswith("valid_")} - ELSEWHERE)
+def _curves(runs: list[ReportedRun]) -> Iterable[Chart]:
+    scores = sorted(
+        {key for run in runs for row in run.history.rows for key in row if key.startswith("valid_")} - ELSEWHERE
+    )
     for key in scores:
         name = key.removeprefix("valid_")
         yield _curve(runs, key, f"Validation {name}", name, False, "points")
     for key, title, label, log_y in CURVES:
-        if any(key in row for run in runs for row in run.rows):
+        if any(key in row for run in runs for row in run.history.rows):
             yield _curve(runs, key, title, label, log_y, "line")
 
 
-def _curve(runs: list[Run], key: str, title: str, label: str, log_y: bool, style: Style) -> Chart:
+def _curve(runs: list[ReportedRun], key: str, title: str, label: str, log_y: bool, style: Style) -> Chart:
     # A run without values keeps its place, and so its colour.
-    series = [Series(run.name, *run.curve(key), style=style) for run in runs]
+    series = [Series(run.name, *run.history.curve(key), style=style) for run in runs]
     return Chart(title, "update", label, series, log_y=log_y)
 
 
-def _layers(runs: list[Run]) -> Iterable[Chart]:
+def _layers(runs: list[ReportedRun]) -> Iterable[Chart]:
     """watch/<quantity>/<name>: a chart for each quantity, a line for each name."""
-    keys = list(dict.fromkeys(key for run in runs for row in run.rows for key in row if key.startswith("watch/")))
+    keys = list(
+        dict.fromkeys(key for run in runs for row in run.history.rows for key in row if key.startswith("watch/"))
+    )
     quantities = list(dict.fromkeys(key.split("/")[1] for key in keys))
     for quantity in quantities:
         start = f"watch/{quantity}/"
         series = []
         for run in runs:
-            own = [key for key in keys if key.startswith(start) and any(key in row for row in run.rows)]
+            own = [key for key in keys if key.startswith(start) and any(key in row for row in run.history.rows)]
             chosen = set(_evenly(own, max(1, LAYERS_SHOWN // len(runs))))
             for key in own:
                 name = key.removeprefix(start)
                 full = f"{run.name}: {name}" if len(runs) > 1 else name
-                series.append(Series(full, *run.curve(key), selected=key in chosen))
+                series.append(Series(full, *run.history.curve(key), selected=key in chosen))
         words = quantity.replace("_", " ")
         yield Chart(f"{words.capitalize()} by layer", "update", words, series, log_y=True)
 
@@ -204,7 +216,7 @@ def _evenly(items: list[str], count: int) -> list[str]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
-def _overview(runs: list[Run]) -> Table:
+def _overview(runs: list[ReportedRun]) -> Table:
     columns = ["run", "placement", "started from", "layers", "dim", "lr", "warm-up", "updates"]
     columns += ["last valid loss", "best valid loss", "best at", "seconds", "ended"]
     rows = []
@@ -215,13 +227,13 @@ def _overview(runs: list[Run]) -> Table:
         asked = [run.name, get("model.placement"), start, layers]
         asked += [get("model.dim"), get("optim.lr"), get("optim.warmup")]
         last, (best, at) = (run.evaluations[-1][0], min(run.evaluations)) if run.evaluations else (None, (None, None))
-        seconds = [value for value in run.curve("seconds")[1] if value is not None]
-        found = [run.rows[-1]["update"], last, best, at, round(seconds[-1]) if seconds else None, run.ended]
-        rows.append([*asked, *found])
+        seconds = [value for value in run.history.curve("seconds")[1] if value is not None]
+        measured = [run.history.rows[-1]["update"], last, best, at, round(seconds[-1]) if seconds else None, run.ended]
+        rows.append([*asked, *measured])
     return Table("Runs", columns, rows)
 
 
-def _differences(runs: list[Run]) -> Iterable[Section]:
+def _differences(runs: list[ReportedRun]) -> Iterable[Section]:
     if len(runs) == 1:
         return
     keys = dict.fromkeys(key for run in runs for key in run.config)
@@ -234,10 +246,10 @@ def _differences(runs: list[Run]) -> Iterable[Section]:
         yield Words(title, ["Nothing: their configurations are the same."])
 
 
-def _side_by_side(title: str, runs: list[Run], values: Callable[[Run], dict[str, Any]]) -> Table:
-    found = [values(run) for run in runs]
-    keys = dict.fromkeys(key for each in found for key in each)
-    rows = [[key, *(_shown(each.get(key)) for each in found)] for key in keys]
+def _side_by_side(title: str, runs: list[ReportedRun], values: Callable[[ReportedRun], dict[str, Any]]) -> Table:
+    columns = [values(run) for run in runs]
+    keys = dict.fromkeys(key for each in columns for key in each)
+    rows = [[key, *(_shown(each.get(key)) for each in columns)] for key in keys]
     return Table(title, ["key", *(run.name for run in runs)], rows, folded=True)
 
 
@@ -248,7 +260,7 @@ def _shown(value: object) -> str:
     return "–" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _stands_on(run: Run) -> dict[str, Any]:
+def _stands_on(run: ReportedRun) -> dict[str, Any]:
     known = ("device", "chosen", "numerics", "code", "began", "versions", "data")
     flat = _flat({key: run.facts.get(key, {}) for key in known})
     return {key: value for key, value in flat.items() if value != {} and not key.startswith("data.sha256.")}

@@ -7,11 +7,13 @@ from pathlib import Path
 from leadline import recipes
 from leadline.config import Config
 from leadline.data.store import Store, prepare
-from leadline.jobs.finetune import Setting, classifier, fitted, tuned
+from leadline.jobs.finetune import classifier, fitted, tuned
+from leadline.jobs.grid import Setting
 from leadline.jobs.interval import mean_and_interval
 from leadline.report.page import Chart, Section, Series, Words
 from leadline.reproduce.claims import BIG, Claim, Numbers
-from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, curves, gaps, shares
+from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
+from leadline.reproduce.reading import curves, gaps, shares
 
 PRE, POST, BARE = "pre_ln, no warm-up", "post_ln, a third of the rate, warm-up", "post_ln, no warm-up"
 # MRPC and RTE are looked for in data/mrpc and data/rte; a task that is not there is left out.
@@ -38,24 +40,24 @@ def _fig5(scale: str, base: Config) -> Variants:
     updates, lr = base.train.updates, base.optim.lr
     warmup = updates // 100 if scale == "paper" else updates // 10
     post = {"placement": "post_ln"}
-    found: Variants = {
+    variants: Variants = {
         PRE: Variant(base),
         POST: Variant(base.set(model=post, optim={"lr": lr / 3, "warmup": warmup})),
         BARE: Variant(base.set(model=post)),
     }
     evaluations = updates // base.train.eval_every
     checkpoints = {base.train.eval_every * max(1, evaluations * quarters // 4) for quarters in (1, 2, 4)}
-    return found | {
+    return variants | {
         f"{task} after {checkpoint} of {label}": Variant(config, 0, label, checkpoint, SEEDS[scale])
         for label in (PRE, POST)
-        for task, config in _classifiers(scale, found[label].config).items()
+        for task, config in _classifiers(scale, variants[label].config).items()
         for checkpoint in sorted(checkpoints)
     }
 
 
 def _classifiers(scale: str, pretrained: Config) -> dict[str, Config]:
     """Of the tasks whose data is there."""
-    found = {}
+    configs = {}
     for task in TASKS[scale]:
         recipe = recipes.find(task)
         kind, _, place = recipe.data.source.partition(":")
@@ -68,27 +70,27 @@ def _classifiers(scale: str, pretrained: Config) -> dict[str, Config]:
         config = config.set(train={"eval_every": NEVER, "log_every": 50})
         store = Store(prepare(config.data))
         setting = SETTINGS[scale]
-        found[task] = tuned(fitted(config, store, [setting]), setting, store)
-    return found
+        configs[task] = tuned(fitted(config, store, [setting]), setting, store)
+    return configs
 
 
-def _accuracy(run: Run) -> float:
+def _accuracy(run: FinishedRun) -> float:
     return run.last("valid_accuracy")
 
 
 def _fig5_numbers(runs: Runs) -> Numbers:
-    found = {"bare - post": gaps(runs, BARE, POST), "share": shares(runs, PRE, POST)}
+    numbers = {"bare - post": gaps(runs, BARE, POST), "share": shares(runs, PRE, POST)}
     for task in ("mrpc", "rte"):
         ahead: list[float] = []
         for label in runs:
             if label.startswith(f"{task} after ") and label.endswith(PRE):
                 ahead += [100 * gap for gap in gaps(runs, label, label.replace(PRE, POST), _accuracy)]
-        found[f"{task}: pre - post"] = ahead
-    return found
+        numbers[f"{task}: pre - post"] = ahead
+    return numbers
 
 
 def _by_checkpoint(runs: Runs, task: str) -> list[Series]:
-    found = []
+    lines = []
     for pretrained in (PRE, POST):
         begin, end = f"{task} after ", f" of {pretrained}"
         of_task = {
@@ -102,8 +104,8 @@ def _by_checkpoint(runs: Runs, task: str) -> list[Series]:
             low, high = [m - h for m, h in middle], [m + h for m, h in middle]
             several = all(len(values) > 1 for values in of_task.values())
             mean = [m for m, _ in middle]
-            found.append(Series(pretrained, xs, mean, low if several else None, high if several else None))
-    return found
+            lines.append(Series(pretrained, xs, mean, low if several else None, high if several else None))
+    return lines
 
 
 def _fig5_charts(runs: Runs) -> list[Section]:

@@ -12,7 +12,7 @@ from leadline.jobs.interval import mean_and_interval
 Verdict = Literal["holds", "does not hold", "undecided", "not tested at this scale", "not measured"]
 BIG = ("small", "paper")  # scales that can tell what a few minutes on a CPU cannot
 ENOUGH = 3  # runs for an interval that says something
-Numbers = Mapping[str, Sequence[float]]  # by name, one a seed
+Numbers = Mapping[str, Sequence[float]]  # by name, one a seed; none where it was not measured
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Judged:
 
 def judge(claim: Claim, scale: str, numbers: Numbers) -> Judged:
     """The mean decides; of three runs or more, unless its 95 % confidence interval lies on both sides of a bound."""
-    values = tuple(value for value in numbers.get(claim.number, ()) if not math.isnan(value))
+    values = tuple(value for value in numbers[claim.number] if not math.isnan(value))
     if scale not in claim.scales:
         return Judged(claim, "not tested at this scale", values)
     if not values:

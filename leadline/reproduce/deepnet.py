@@ -13,20 +13,9 @@ from leadline.config import Config
 from leadline.report.page import Chart, Section
 from leadline.reproduce.claims import BIG, Claim, Numbers
 from leadline.reproduce.depths import iwslt14, of_paper
-from leadline.reproduce.figure import (
-    Figure,
-    Run,
-    Runs,
-    Variant,
-    Variants,
-    band,
-    by_depth,
-    curves,
-    gaps,
-    pairs,
-    slopes,
-)
+from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
 from leadline.reproduce.gradients import gradients, layer_gradients, looked_into
+from leadline.reproduce.reading import band, by_depth, curves, gaps, pairs, slopes
 
 # Set after a look: figure 5's bound on the difference of slopes (at the tiny scale), its step of SGD and its last claim
 # (at the small scale). All other bounds were set before any.
@@ -42,13 +31,13 @@ def _fig3(scale: str, base: Config) -> Variants:
     once = {"updates": 1, "epochs": 0, "step": "eager", "eval_every": -1}
     deep = 6 if scale == "tiny" else 18
     trained = {} if scale == "paper" else {"updates": 100 if scale == "tiny" else 3000, "bleu_sentences": 0}
-    found: Variants = {}
+    variants: Variants = {}
     for placement in ("post_ln", "post_ln_init"):
         for depth in depths:
             config = of_paper(base, placement, depth).set(model={"dropout": 0.0}, train=once, optim={"lr": 1e-9})
-            found[f"{placement} {depth}-{depth}"] = Variant(config, 1)
-        found[f"trained: {placement}"] = Variant(of_paper(base, placement, deep).set(train=trained))
-    return found
+            variants[f"{placement} {depth}-{depth}"] = Variant(config, 1)
+        variants[f"trained: {placement}"] = Variant(of_paper(base, placement, deep).set(train=trained))
+    return variants
 
 
 def _fig3_numbers(runs: Runs) -> Numbers:
@@ -97,30 +86,30 @@ def _fig4(scale: str, base: Config) -> Variants:
     steps = {"updates": UPDATES[scale], "epochs": 0, "step": "eager", "eval_every": -1}
     steps |= {"precision": "fp32"}  # the first updates are smaller than what bf16 rounds away
     placements = ("post_ln", "post_ln_init", "pre_ln", "deepnorm", "admin")
-    found = {each: Variant(of_paper(base, each, depth).set(train=steps), 1) for each in placements}
-    at_once = found["post_ln"].config.set(optim={"schedule": "hold_inverse_sqrt", "warmup": 0})
-    return {NO_WARMUP: Variant(at_once, 1), **found}
+    variants = {each: Variant(of_paper(base, each, depth).set(train=steps), 1) for each in placements}
+    at_once = variants["post_ln"].config.set(optim={"schedule": "hold_inverse_sqrt", "warmup": 0})
+    return {NO_WARMUP: Variant(at_once, 1), **variants}
 
 
-def _drift(run: Run) -> float:
+def _drift(run: FinishedRun) -> float:
     return run.last("watch/drift")
 
 
-def _early(run: Run) -> float:
+def _early(run: FinishedRun) -> float:
     """After two updates."""
-    return dict(zip(*run.curve("watch/drift"), strict=True)).get(2, math.nan)
+    return dict(zip(*run.history.points("watch/drift"), strict=True)).get(2, math.nan)
 
 
-def _norm_input(kind: str) -> Callable[[Run], float]:
+def _norm_input(kind: str) -> Callable[[FinishedRun], float]:
     """‖x‖ of what enters the decoder's norms at the first update, at d 512."""
     return lambda run: run.first(f"watch/norm_input/decoder.{kind}") * math.sqrt(512)
 
 
 def _fig4_numbers(runs: Runs) -> Numbers:
-    def ratio(left: str, right: str, read: Callable[[Run], float]) -> list[float]:
+    def ratio(left: str, right: str, read: Callable[[FinishedRun], float]) -> list[float]:
         return [read(a) / read(b) for a, b in pairs(runs.get(left, ()), runs.get(right, ()))]
 
-    def first(run: Run) -> float:
+    def first(run: FinishedRun) -> float:
         return run.first("watch/change")
 
     return {
@@ -202,26 +191,26 @@ def _fig5(scale: str, base: Config) -> Variants:
     depths = (2, 6, 12) if scale == "tiny" else (6, 18, 50, 100)
     once = {"updates": 1, "epochs": 0, "step": "eager", "precision": "fp32", "eval_every": -1}
     sizes = {"dim": 64, "ffn_dim": 128, "heads": 2, "dropout": 0.0}
-    found: Variants = {}
+    variants: Variants = {}
     for kind in FIG5_KINDS:
         placement, name = kind.split("/")
         for depth in depths:
             optim = {"name": name, "lr": FIG5_RATES[name], "schedule": "constant", "warmup": 0}
             config = of_paper(base, placement, depth).set(model=sizes, train=once, optim=optim)
-            found[f"{kind} {depth}-{depth}"] = Variant(config, 1)
-    return found
+            variants[f"{kind} {depth}-{depth}"] = Variant(config, 1)
+    return variants
 
 
-def _change(run: Run) -> float:
+def _change(run: FinishedRun) -> float:
     return run.last("watch/change")
 
 
 def _fig5_numbers(runs: Runs) -> Numbers:
     depths = sorted({depth for kind in FIG5_KINDS for depth in by_depth(runs, kind)})
-    found = {kind: slopes(runs, kind, _change) for kind in FIG5_KINDS}
-    post, deep = found["post_ln/adam"], found["deepnorm/adam"]
+    by_kind = {kind: slopes(runs, kind, _change) for kind in FIG5_KINDS}
+    post, deep = by_kind["post_ln/adam"], by_kind["deepnorm/adam"]
     deepest = (runs.get(f"{kind} {depths[-1]}-{depths[-1]}", ()) for kind in ("post_ln/adam", "deepnorm/adam"))
-    return {f"{kind} slope": list(each.values()) for kind, each in found.items()} | {
+    return {f"{kind} slope": list(each.values()) for kind, each in by_kind.items()} | {
         "post_ln - deepnorm": [post[seed] - deep[seed] for seed in post if seed in deep],
         "post_ln/deepnorm": [_change(a) / _change(b) for a, b in pairs(*deepest)] if depths else [],
     }

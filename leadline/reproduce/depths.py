@@ -14,7 +14,8 @@ from leadline.config import Config
 from leadline.placement import find
 from leadline.report.page import Chart, Section, Series, Table
 from leadline.reproduce.claims import BIG, Claim, Numbers
-from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, by_depth, curves, gaps, of, translation
+from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants, translation
+from leadline.reproduce.reading import by_depth, curves, gaps, of
 
 START = "fairseq_2020"
 PAPER_DEPTHS = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
@@ -71,17 +72,17 @@ def _fig6(scale: str, base: Config) -> Variants:
     else:
         wanted = [(placement, PAPER_DEPTHS, 0) for placement in PAPER]
     base = base.set(train={"patience": 0 if scale == "tiny" else 4})
-    found = {
+    variants = {
         f"{placement} {depth}-{depth}": Variant(of_paper(base, placement, depth), seeds=seeds)
         for placement, depths, seeds in wanted
         for depth in depths
     }
     shallow = min(depth for _, depths, _ in wanted for depth in depths)
     other = of_paper(base, "deepnorm", shallow).set(model={"init": START})
-    return found | {f"{OTHER_BASE} {shallow}-{shallow}": Variant(other)}
+    return variants | {f"{OTHER_BASE} {shallow}-{shallow}": Variant(other)}
 
 
-def _bleu(run: Run) -> float:
+def _bleu(run: FinishedRun) -> float:
     return 0.0 if run.result["diverged"] else run.last("valid_bleu")
 
 
@@ -105,7 +106,7 @@ def _fig6_numbers(runs: Runs) -> Numbers:
     }
 
 
-def _cell(members: Sequence[Run]) -> str:
+def _cell(members: Sequence[FinishedRun]) -> str:
     if not members:
         return "–"
     if all(run.result["diverged"] for run in members):
@@ -122,16 +123,16 @@ def _fig6_charts(runs: Runs) -> list[Section]:
     told = [depth for depth in depths if depth in PAPER_DEPTHS]  # by the paper
     rows, lines = [], []
     for name in names:
-        found = by_depth(runs, name)
-        if not found:
+        of_depth = by_depth(runs, name)
+        if not of_depth:
             continue
         reported = dict(zip(PAPER_DEPTHS, PAPER.get(name, ()), strict=False))
-        rows.append([name, *(_cell(found.get(d, ())) for d in depths), *(reported.get(d, "") for d in told)])
-        means = [sum(map(_bleu, members)) / len(members) for members in found.values()]
-        lines.append(Series(name, list(found), means))
-        if reported and set(found) <= set(reported):
-            line = [reported[depth] for depth in found]
-            lines.append(Series(f"{name}, the paper", list(found), line, style="dashes", selected=False))
+        rows.append([name, *(_cell(of_depth.get(d, ())) for d in depths), *(reported.get(d, "") for d in told)])
+        means = [sum(map(_bleu, members)) / len(members) for members in of_depth.values()]
+        lines.append(Series(name, list(of_depth), means))
+        if reported and set(of_depth) <= set(reported):
+            line = [reported[depth] for depth in of_depth]
+            lines.append(Series(f"{name}, the paper", list(of_depth), line, style="dashes", selected=False))
     title = "Validation BLEU (loss in nats a token) by placement and depth; the paper's is test BLEU"
     columns = ["placement", *(f"{depth}-{depth}" for depth in depths), *(f"paper {depth}-{depth}" for depth in told)]
     table = Table(title, columns, rows)
@@ -276,7 +277,7 @@ def _thousand(scale: str, base: Config) -> Variants:
     return {f"{name} {depth}-{depth}": Variant(of_paper(base, name, depth)) for name in ("deepnorm", "post_ln")}
 
 
-def _only_depth(runs: Runs, placement: str) -> Sequence[Run]:
+def _only_depth(runs: Runs, placement: str) -> Sequence[FinishedRun]:
     return next(iter(by_depth(runs, placement).values()), ())
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from leadline.config import Config
 from leadline.report.page import Chart, Section, Series
 from leadline.reproduce.claims import Claim, Numbers
-from leadline.reproduce.figure import Figure, Run, Runs, Variant, Variants, band, by_depth, slopes
+from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
+from leadline.reproduce.reading import band, by_depth, slopes
 from leadline.reproduce.xiong import post_ln, rates_and_warmups
 
 MATRIX = "watch/second_matrix/decoder."
@@ -19,41 +20,42 @@ def _fig3(scale: str, base: Config) -> Variants:
     """The norm of the mean gradient over eight mini-batches at the beginning, by depth; and Post-LN after warm-up."""
     depths, seeds = ((3, 4, 6), 0) if scale == "tiny" else ((6, 8, 10, 12, 14), 10)
     once = {"updates": 1, "epochs": 0, "accumulate": 8, "step": "eager", "eval_every": -1}
-    found: Variants = {}
+    variants: Variants = {}
     for placement in ("post_ln", "pre_ln"):
         for depth in depths:
             model = {"placement": placement, "encoder_layers": depth, "decoder_layers": depth, "dropout": 0.0}
             config = base.set(model=model, train=once, optim={"lr": 1e-9})
-            found[f"{placement} {depth}-{depth}"] = Variant(config, watch=1, seeds=seeds)
+            variants[f"{placement} {depth}-{depth}"] = Variant(config, watch=1, seeds=seeds)
     _, high, (_, long) = rates_and_warmups(scale)
     warm = {"updates": long, "epochs": 0, "eval_every": -1}
-    return found | {AFTER: Variant(post_ln(base, "adam", high, long).set(train=warm), long)}
+    return variants | {AFTER: Variant(post_ln(base, "adam", high, long).set(train=warm), long)}
 
 
-def layer_gradients(run: Run, look: int = -1) -> list[float]:
+def layer_gradients(run: FinishedRun, look: int = -1) -> list[float]:
     """Of the second feed-forward matrix of the decoder's layers, from the first to the last; at the last look."""
-    rows = [row for row in run.rows if any(key.startswith(MATRIX) for key in row)]
-    found = {key: value for key, value in rows[look].items() if key.startswith(MATRIX)}
-    return [found[key] for key in sorted(found, key=lambda key: int(key.removeprefix(MATRIX)))]
+    rows = [row for row in run.history.rows if any(key.startswith(MATRIX) for key in row)]
+    norms = {key: value for key, value in rows[look].items() if key.startswith(MATRIX)}
+    return [norms[key] for key in sorted(norms, key=lambda key: int(key.removeprefix(MATRIX)))]
 
 
 def looked_into(runs: Runs) -> Runs:
     """Without those that diverged before anything was seen."""
-    found = {
-        label: [run for run in each if any(f"{MATRIX}1" in row for row in run.rows)] for label, each in runs.items()
+    kept = {
+        label: [run for run in each if any(f"{MATRIX}1" in row for row in run.history.rows)]
+        for label, each in runs.items()
     }
-    return {label: members for label, members in found.items() if members}
+    return {label: members for label, members in kept.items() if members}
 
 
 def _fig3_numbers(runs: Runs) -> Numbers:
     runs = looked_into(runs)
     numbers: dict[str, list[float]] = {}
     for placement in ("post_ln", "pre_ln"):
-        if depths := by_depth(runs, placement):
-            found = slopes(runs, placement, lambda run: layer_gradients(run)[-1])
-            numbers[f"{placement} slope"] = list(found.values())
-            shallow = depths[min(depths)]
-            numbers[f"{placement} last/first"] = [g[-1] / g[0] for g in map(layer_gradients, shallow)]
+        depths = by_depth(runs, placement)
+        slopes_by_seed = slopes(runs, placement, lambda run: layer_gradients(run)[-1])
+        numbers[f"{placement} slope"] = list(slopes_by_seed.values())
+        shallow = depths[min(depths)] if depths else ()
+        numbers[f"{placement} last/first"] = [g[-1] / g[0] for g in map(layer_gradients, shallow)]
     after = runs.get(AFTER, ())
     return numbers | {"after/before": [layer_gradients(run)[-1] / layer_gradients(run, 0)[-1] for run in after]}
 

@@ -43,13 +43,13 @@ def _variants(scale: str, base: Config) -> Variants:
 
 def _losses(runs: Runs, seed: int) -> dict[str, dict[float, float]]:
     """By placement and warm-up, then by rate."""
-    found: dict[str, dict[float, float]] = {}
+    losses: dict[str, dict[float, float]] = {}
     for label, members in runs.items():
         kind, _, lr = label.rpartition(", ")
         for run in members:
             if run.seed == seed:
-                found.setdefault(kind, {})[float(lr)] = run.last("valid_nll")
-    return found
+                losses.setdefault(kind, {})[float(lr)] = run.last("valid_nll")
+    return losses
 
 
 def largest(losses: dict[str, dict[float, float]]) -> dict[str, float]:
@@ -86,8 +86,8 @@ def _charts(runs: Runs) -> list[Section]:
     rates = sorted({lr for each in losses for of_kind in each.values() for lr in of_kind})
 
     def mean(kind: str, lr: float) -> float:
-        found = [each[kind][lr] for each in losses if lr in each.get(kind, {})]
-        return sum(found) / len(found) if found else math.nan
+        values = [each[kind][lr] for each in losses if lr in each.get(kind, {})]
+        return sum(values) / len(values) if values else math.nan
 
     limits = [largest(each) for each in losses]
     stable = {kind: min(each[kind] for each in limits if kind in each) for kind in kinds}
@@ -101,18 +101,23 @@ def _charts(runs: Runs) -> list[Section]:
 
 
 FIGURE = Figure(
-    title="How high a rate each placement bears",
+    title="The highest learning rate at which each placement trains",
     paper="Xiong et al. 2020, section 3.2; Wang et al. 2022, section 3",
     variants=_variants,
     numbers=_numbers,
     charts=_charts,
     claims=(
         Claim(
-            "without warm-up, Pre-LN bears a higher rate than Post-LN, times",
+            "without warm-up, Pre-LN trains at a higher learning rate than Post-LN, times",
             "Post-LN does not train without warm-up, Pre-LN does",
             "pre/post",
             at_least=2,
         ),
-        Claim("warm-up raises the rate that Post-LN bears, times", "it needs it", "with/without", at_least=2),
+        Claim(
+            "warm-up raises the highest learning rate at which Post-LN trains, times",
+            "it needs it",
+            "with/without",
+            at_least=2,
+        ),
     ),
 )

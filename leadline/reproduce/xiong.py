@@ -6,7 +6,8 @@ from leadline import recipes
 from leadline.config import Config
 from leadline.report.page import Chart, Section
 from leadline.reproduce.claims import BIG, Claim, Numbers
-from leadline.reproduce.figure import Figure, Runs, Variant, Variants, curves, gaps, nll, of, shares, translation
+from leadline.reproduce.figure import Figure, Runs, Variant, Variants, translation
+from leadline.reproduce.reading import curves, gaps, nll, of, shares
 
 # Set after a look: figure 4's first two claims. That Post-LN with warm-up comes within 0.1 nats of Pre-LN from this
 # start, and that it fails without at a rate that is held, was known from single runs.
@@ -27,14 +28,14 @@ SGD = "sgd, higher rate, no warm-up"
 
 def _fig2(scale: str, base: Config) -> Variants:
     low, high, (short, long) = rates_and_warmups(scale)
-    found: Variants = {}
+    variants: Variants = {}
     for name, rates in (("adam", (low, high)), ("sgd", (5e-3, 1e-3))):
         for lr in rates:
             for what, warmup in (("no", 1), ("short", short), ("long", long)):
                 label = f"{name}, {'lower' if lr == min(rates) else 'higher'} rate, {what} warm-up"
                 in_claim = name == "adam" or label == SGD
-                found[label] = Variant(post_ln(base, name, lr, warmup), once=not in_claim)
-    return found
+                variants[label] = Variant(post_ln(base, name, lr, warmup), once=not in_claim)
+    return variants
 
 
 def _fig2_numbers(runs: Runs) -> Numbers:
@@ -48,7 +49,7 @@ def _fig2_numbers(runs: Runs) -> Numbers:
 
 def losses_and_bleu(runs: Runs, what: str = "") -> list[Section]:
     """By epoch, as in the paper, where each evaluation is at the end of one."""
-    epochs = [run.curve("valid_nll", "epoch")[0] for members in runs.values() for run in members]
+    epochs = [run.history.points("valid_nll", "epoch")[0] for members in runs.values() for run in members]
     by = "epoch" if all(each == list(range(1, len(each) + 1)) for each in epochs) else "update"
     return [
         Chart(f"Validation loss{what}", by, "nats a token", curves(runs, "valid_nll", by)),
@@ -197,11 +198,11 @@ def _wmt(scale: str) -> Config:
 def _fig4_wmt(scale: str, base: Config) -> Variants:
     rates = rates_and_warmups(scale)[:2] if scale == "tiny" else (7e-4, 1.5e-3)
     warmup = {"tiny": 40, "small": 1000, "paper": 4000}[scale]
-    found: Variants = {}
+    variants: Variants = {}
     for what, lr in zip(("lower", "higher"), rates, strict=True):
-        found[f"pre_ln, {what} rate, no warm-up"] = Variant(base.set(optim={"lr": lr}))
-        found[f"post_ln, {what} rate, warm-up"] = Variant(post_ln(base, "adam", lr, warmup))
-    return found
+        variants[f"pre_ln, {what} rate, no warm-up"] = Variant(base.set(optim={"lr": lr}))
+        variants[f"post_ln, {what} rate, warm-up"] = Variant(post_ln(base, "adam", lr, warmup))
+    return variants
 
 
 def _fig4_wmt_numbers(runs: Runs) -> Numbers:

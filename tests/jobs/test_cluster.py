@@ -19,7 +19,8 @@ import torch
 
 from leadline.errors import UserError
 from leadline.jobs import cluster, worker
-from leadline.jobs.engine import Job, execute, finished, lay_out
+from leadline.jobs.engine import execute
+from leadline.jobs.job import Job, finished, lay_out
 from leadline.reproduce import depths
 from leadline.training.events import Event
 from leadline.training.run import locked
@@ -194,7 +195,7 @@ def train_here(what: Job, root: Path) -> Path:
     folder = lay_out(what, root)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as on a node: sums then round alike
-    worker.work(folder, what.name, 0)
+    worker.work(folder)
     torch.set_num_threads(threads)
     return folder
 

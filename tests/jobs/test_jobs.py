@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from leadline import config as configuration
-from leadline import provenance
+from leadline import machine, provenance
 from leadline.config import Config, ModelConfig, OptimConfig
 from leadline.errors import UserError
-from leadline.jobs import engine as jobs
-from leadline.jobs import worker
-from leadline.jobs.engine import Job, execute, finished
+from leadline.jobs import engine, worker
+from leadline.jobs import job as jobs
+from leadline.jobs.engine import execute
+from leadline.jobs.job import Job, finished
 from leadline.provenance import FORMAT, NUMERICS
 from leadline.reproduce import depths
+from leadline.training.events import Event
+from leadline.training.run import locked
 
 TINY = depths.iwslt14("tiny").set(
     model={"dim": 16, "ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1},
@@ -81,7 +87,7 @@ def test_results_of_other_code_or_settings_are_named_and_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = replace(job(), group="figure")
-    worker.work(jobs.lay_out(one, tmp_path), one.name, 0)
+    worker.work(jobs.lay_out(one, tmp_path))
     result = finished(one, tmp_path)
     assert result is not None
     assert (result["format"], result["numerics"]) == (FORMAT, NUMERICS)
@@ -125,6 +131,82 @@ def test_divergence_is_a_result_and_a_mistake_is_told(tmp_path: Path) -> None:
     assert finished(wrong, tmp_path) is None
 
 
+class Fake:
+    """A process that does every job at once."""
+
+    made: ClassVar[list[Fake]] = []
+
+    def __init__(self, threads: int, heard: queue.Queue[Any]) -> None:
+        self.job: Job | None = None
+        self.threads, self.heard, self.folders = threads, heard, list[Path]()
+        self.process, self.status = self, 0
+        Fake.made.append(self)
+
+    def begin(self, job: Job, folder: Path) -> None:
+        self.job = job
+        self.folders.append(folder)
+        self.heard.put((self, Event("start", 0, 6, {})))
+        if job.name == "wrong":
+            self.status = 1
+            self.heard.put((self, engine.LEFT))
+            return
+        (folder / "result.json").write_text('{"diverged": ""}')
+        self.heard.put((self, engine.DONE))
+
+    def terminate(self) -> None: ...
+    def close(self) -> int:
+        return self.status
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[Fake]:
+    monkeypatch.setattr(engine, "Worker", Fake)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    monkeypatch.setattr(Fake, "made", [])
+    return Fake.made
+
+
+def test_processes_do_one_job_after_another_and_one_that_dies_is_replaced(fake: list[Fake], tmp_path: Path) -> None:
+    wanted = [job("a"), Job("wrong", TINY, "other"), job("c", seed=3), job("d", seed=4)]
+    heard: list[str] = []
+    ended: list[str] = []
+    with pytest.raises(UserError, match=r"1 of 4 runs failed; .*; wrong: it was killed \(.*log.txt\)"):
+        execute(wanted, tmp_path, 2, lambda name, event: heard.append(name), lambda job: ended.append(job.name))
+    assert sorted(heard) == ["a", "c", "d", "wrong"]
+    assert sorted(ended) == ["a", "c", "d"]
+    assert len(fake) == 3
+    with pytest.raises(UserError, match="1 of 4 runs failed"):
+        execute(wanted, tmp_path, 2)
+    assert sum(len(each.folders) for each in fake) == 5  # what is finished is not done again
+
+
+def test_threads_depend_on_the_machine_and_on_how_many_run_at_once_only(fake: list[Fake], tmp_path: Path) -> None:
+    """Sums are rounded otherwise with another number: a run that goes on keeps its own."""
+
+    def threads(which: Job) -> int:
+        return json.loads((which.folder(tmp_path) / "job.json").read_text())["threads"]
+
+    alone, others = job(seed=9), [job(seed=seed) for seed in range(3)]
+    execute([alone], tmp_path, 2)
+    execute(others, tmp_path, 2)
+    assert {threads(each) for each in [alone, *others]} == {4}
+    (alone.folder(tmp_path) / "result.json").unlink()
+    (alone.folder(tmp_path) / "config.toml").touch()  # it had begun
+    execute([alone], tmp_path, 8)
+    assert threads(alone) == 4
+
+
+def test_a_folder_with_a_name_of_its_own_holds_one_run(fake: list[Fake], tmp_path: Path) -> None:
+    one = replace(job(), place="here")
+    execute([one], tmp_path)
+    assert finished(one, tmp_path) is not None
+    other = replace(one, config=TINY.set(train={"seed": 2}))
+    assert finished(other, tmp_path) is None
+    (tmp_path / "here" / "config.toml").touch()
+    with pytest.raises(UserError, match="here holds another run: choose another folder with --out"):
+        execute([other], tmp_path)
+
+
 def test_a_run_whose_checkpoint_is_needed_and_gone_is_not_finished(tmp_path: Path) -> None:
     folder = job().folder(tmp_path)
     folder.mkdir()
@@ -139,18 +221,26 @@ def test_a_run_whose_checkpoint_is_needed_and_gone_is_not_finished(tmp_path: Pat
     assert finished(replace(job(), keep=("00000006",)), tmp_path) is not None  # it will never have it
 
 
+def test_a_finished_run_keeps_the_checkpoints_it_should(tmp_path: Path) -> None:
+    for keep, left in {(): [], ("last",): ["00000006"], ("00000003",): ["00000003"]}.items():
+        for name in ("00000003", "00000006"):
+            (tmp_path / "checkpoints" / name).mkdir(parents=True, exist_ok=True)
+        worker._keep(tmp_path, keep)
+        assert sorted(path.name for path in tmp_path.glob("checkpoints/*")) == left
+
+
 @pytest.mark.slow
 def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_path: Path) -> None:
     whole = job(updates=40, save_every=1, eval_every=20)
     reference = jobs.lay_out(whole, tmp_path / "whole")
     threads = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as the one job gets: sums then round alike
-    worker.work(reference, whole.name, 0)
+    worker.work(reference)
     torch.set_num_threads(threads)
     program = (
-        "import sys, pathlib; from leadline import config; from leadline.jobs import engine as jobs\n"
+        "import sys, pathlib; from leadline import config; from leadline.jobs import engine, job\n"
         "toml, root = map(pathlib.Path, sys.argv[1:])\n"
-        "jobs.execute([jobs.Job('one', config.load(toml), 'data')], root)"
+        "engine.execute([job.Job('one', config.load(toml), 'data')], root)"
     )
     arguments = [str(reference / "job.toml"), str(tmp_path / "killed")]
     command = subprocess.Popen([sys.executable, "-c", program, *arguments])
@@ -161,9 +251,13 @@ def test_a_killed_command_leaves_no_process_and_ends_with_the_same_result(tmp_pa
         time.sleep(0.02)
     command.send_signal(signal.SIGKILL)
     command.wait()
-    while str(folder) in subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True).stdout:
-        assert time.monotonic() < deadline, "the training outlived its command"
-        time.sleep(0.1)
+    while True:
+        try:
+            with locked(folder):
+                break
+        except UserError:
+            assert time.monotonic() < deadline, "the training outlived its command"
+            time.sleep(0.1)
     assert finished(whole, tmp_path / "killed") is None, "it was over before it could be killed"
     execute([whole], tmp_path / "killed")
     results = [finished(whole, tmp_path / name) for name in ("whole", "killed")]

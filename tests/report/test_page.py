@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from leadline.errors import UserError
+from leadline.report.figures import STYLES
 from leadline.report.page import Chart, Series, Table, Words, picture, render, write
 
 EVIL = '</script><script>alert(1)</script> & "\u2028<b>'
@@ -138,6 +139,23 @@ def test_the_legend_is_inside_the_picture(name: str, count: int) -> None:
     box = legend.get_window_extent()
     assert min(box.x0, box.y0) >= 0
     assert box.x1 <= figure.bbox.x1
+
+
+def test_the_legend_of_a_picture_lists_what_is_drawn() -> None:
+    series = [
+        Series("training", [1, 2], [2.0, 1.0], group="run"),
+        Series("validation", [2], [1.5], style="points", group="run"),
+        Series("without values", [], []),
+        Series("diverged", [1, 2], [None, math.nan]),
+        Series("theory", [1, 2], [1.0, 1.0], style="dashes"),
+    ]
+    figure = picture(chart(series=series))
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["run", "theory"]
+    run, theory = legend.get_lines()
+    assert (run.get_linestyle(), run.get_marker()) == ("-", "o")  # a line and points
+    assert theory.get_marker() == "None"
+    assert theory.get_color() == STYLES[3][0]  # the colour it has in charts where all have values
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:

@@ -91,7 +91,11 @@ def test_the_verdict_comes_first_then_why_then_what_to_change() -> None:
     assert "the probability of learning is 0.20" in answer.paragraphs[1]
     assert why == Words("Why", ["Tokens: become alike."])
     assert isinstance(change, Words)
-    assert list(change.paragraphs) == ["1. warm up", "2. lower the rate", "The first layer that moves is layers.0."]
+    assert list(change.paragraphs) == [
+        "1. warm up",
+        "2. lower the rate",
+        "In the first step the residual stream changes most from layers.0 on.",
+    ]
     assert not any(isinstance(section, Words) for section in rest)
 
 
@@ -115,7 +119,7 @@ def test_findings_are_a_table_where_there_are_any() -> None:
 
 
 def test_every_connection_is_a_row() -> None:
-    table = named(sections_of(made(skip_scale=2.5)), "Residual connections found")
+    table = named(sections_of(made(skip_scale=2.5)), "Residual connections")
     assert [row[0] for row in table.rows] == [1, 2, 3, 4, 5, 6]
     assert table.rows[0][1:5] == ["layers.0", "attention", "Post-LN", "2.5"]
 
@@ -126,13 +130,14 @@ def test_facts_are_flat_and_quantities_explained() -> None:
     assert [row[0] for row in named(sections, "Quantities").rows] == list(QUANTITIES)
 
 
-def test_the_rates_tried_are_a_chart() -> None:
-    chart = named(sections_of(made()), "What the first steps do, by learning rate")
-    chance, change = chart.series
+def test_the_rates_tried_are_two_charts() -> None:
+    """One a number: a probability and a length do not share an axis."""
+    sections = sections_of(made())
+    (chance,) = named(sections, "Whether it learns, by learning rate").series
+    (change,) = named(sections, "How far the first step moves the output").series
     assert list(chance.x) == list(change.x) == [1e-3, 4e-3]
     assert all(0 <= y <= 1 for y in chance.y)
     assert change.y == [0.25, 0.25]
-    assert chart.log_x
 
 
 def test_the_stream_is_shown_over_root_d() -> None:
@@ -158,7 +163,8 @@ def test_a_pre_ln_stream_lies_between_the_lemmas_bounds() -> None:
 def test_gradients_are_shown_over_that_of_the_last_layer() -> None:
     measured, *theory = named(sections_of(made()), "Gradients, layer by layer").series
     assert measured.y == pytest.approx([3 / 7, 5 / 7, 1])
-    assert [s.name for s in theory] == ["appendix F", "all factors kept"]
+    assert [s.name for s in theory] == ["layers: appendix F", "layers: all factors kept"]
+    assert not any(s.group for s in theory)  # each has its own line in the legend
     assert all(s.y[-1] == pytest.approx(1) for s in theory)
 
 
@@ -266,7 +272,7 @@ def test_everything_not_finite_is_a_page_with_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_single_layer(placement: str, count: int) -> None:
     html = render("Report", sections_of(made(count, placement=placement)))
-    assert len(embedded(html)) == 5
+    assert len(embedded(html)) == 6
 
 
 def test_a_single_rate_of_a_single_layer_with_pictures(tmp_path: Path) -> None:
@@ -278,7 +284,7 @@ def test_a_rollout_that_broke_off() -> None:
     inspection = made()
     records = [r for r in inspection.records if not (r.rate == 4e-3 and r.step > 1)]
     sections = sections_of(dataclasses.replace(inspection, records=records))
-    assert len(named(sections, "What the first steps do, by learning rate").series[0].x) == 2
+    assert len(named(sections, "Whether it learns, by learning rate").series[0].x) == 2
     assert "lr 0.004" not in [s.name for s in named(sections, "How different the tokens stay").series]
     assert COLLAPSE_AFTER > 1
 
@@ -290,8 +296,10 @@ def test_no_records_at_all() -> None:
 def test_stacks_are_series_of_their_own() -> None:
     found = [connection(i, stack="encoder" if i < 2 else "decoder") for i in range(6)]
     sections = sections_of(Inspection("toy", found, [], records_of(found), verdict(), {}))
-    assert {s.group for s in named(sections, "Stream, layer by layer").series} == {"encoder", "decoder"}
-    assert [s.name for s in named(sections, "What the norms are given").series] == ["encoder", "decoder"]
+    stream = [s.group or s.name for s in named(sections, "Stream, layer by layer").series]
+    theory = "Lemma 2 (feed-forward)"
+    assert stream == ["encoder", f"encoder: {theory}", "decoder", f"decoder: {theory}"]
+    assert [s.name for s in named(sections, "Input of the norms").series] == ["encoder", "decoder"]
 
 
 # Saved and loaded
@@ -347,5 +355,5 @@ def test_damaged_or_missing_records_are_one_sentence(tmp_path: Path) -> None:
 
 def test_tables_and_charts_are_all_there() -> None:
     kinds = [type(section) for section in sections_of(made())]
-    assert kinds.count(Chart) == 5
+    assert kinds.count(Chart) == 6
     assert kinds.count(Table) == 3

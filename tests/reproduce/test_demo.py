@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import os
-import pickle
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from leadline import machine
 from leadline.config import Config, to_dict
-from leadline.errors import Diverged, Interrupted, UserError
 from leadline.reproduce import demo
 
 
@@ -60,7 +57,7 @@ def test_the_demo_trains_and_writes_its_results(tiny: Config, tmp_path: Path, mo
         "pre_ln, warm-up 2": base.set(optim={"warmup": 2}),
     }
     monkeypatch.setattr(demo, "configs", lambda quick: chosen)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})  # one process: loading torch takes seconds
+    monkeypatch.setattr(machine, "cores", lambda: 1)  # one process: loading torch takes seconds
     events: list[tuple[str, str, int]] = []
 
     out = tmp_path / "demo"
@@ -90,17 +87,21 @@ def test_the_demo_trains_and_writes_its_results(tiny: Config, tmp_path: Path, mo
     assert [row["update"] for row in rows if row["run"] == "pre_ln, warm-up 2" and row["valid_nll"]] == list("24")
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
+    assert {len(json.loads((Path(r.run) / "result.json").read_text())["translations"]) for r in results} == {5}
+    again = demo.demo(out, on_event=lambda name, event: events.append(("again", event.kind, 0)))
+    assert again == results  # what is finished is not done again
+    assert ("again", "start", 0) not in events
     for name in chosen:
         updates = [update for run, kind, update in events if run == name and kind == "update"]
         assert updates == [1, 2, 3, 4]
 
 
-def result_of(**changes: Any) -> demo.Result:
+def result_of(**changes: Any) -> demo.Outcome:
     values = {
         "placement": "pre_ln", "warmup": 0, "lr": 1e-3, "valid_loss": 1.0, "bleu": 0.0, "exact_match": 0.0,
         "seconds": 1.0, "tokens_per_second": 1.0, "diverged": False, "run": "run", "translations": [],
     }  # fmt: skip
-    return demo.Result(**(values | changes))
+    return demo.Outcome(**(values | changes))
 
 
 def test_the_best_result_has_the_lowest_loss_among_those_that_did_not_diverge() -> None:
@@ -145,10 +146,3 @@ def test_curves_can_be_drawn_where_a_run_diverged_at_once(tmp_path: Path) -> Non
     write_curves(rows, tmp_path / "curves.png", tmp_path / "curves.csv", "a title")
     assert (tmp_path / "curves.png").stat().st_size > 1000
     assert (tmp_path / "curves.csv").read_text().splitlines()[1:] == ["fine,1,2.0,,,", "fine,1,,2.0,,"]
-
-
-@pytest.mark.parametrize("error", [UserError("a"), Diverged("b"), Interrupted(signal.SIGTERM, Path("run"), 3)])
-def test_what_a_training_process_raises_survives_the_way_to_its_parent(error: Exception) -> None:
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again)) == (type(error), str(error))
-    assert vars(again) == vars(error)

@@ -1,0 +1,68 @@
+"""What a run has measured: the one reader of metrics.jsonl. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leadline.files import parse_json
+
+Row = dict[str, Any]  # of one update: what was measured by name; None where it was not finite
+
+
+@dataclass(frozen=True)
+class History:
+    rows: Sequence[Row]
+    damaged: int = 0  # lines that are not measurements, the last one not counted
+
+    def curve(self, key: str, by: str = "update") -> tuple[list[float], list[float | None]]:
+        """All measurements of a number; None where it was not finite."""
+        rows = [row for row in self.rows if key in row]
+        return [row[by] for row in rows], [number(row[key]) for row in rows]
+
+    def points(self, key: str, by: str = "update") -> tuple[list[float], list[float]]:
+        """Those that were finite."""
+        rows = [row for row in self.rows if number(row.get(key)) is not None]
+        return [row[by] for row in rows], [row[key] for row in rows]
+
+    def first(self, key: str) -> float:
+        """NaN where it was never measured."""
+        return next(iter(self.points(key)[1]), math.nan)
+
+    def last(self, key: str) -> float:
+        """NaN where it was never measured."""
+        return next(reversed(self.points(key)[1]), math.nan)
+
+
+def number(value: object) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def lines(path: Path) -> list[tuple[bytes, Row | None]]:
+    """Each line and what it says, None where it is damaged.
+
+    Half a last line is no damage: a run that was killed, or is writing right now, leaves one.
+    """
+    *whole, last = path.read_bytes().split(b"\n")
+    parsed = [(line, _parse(line)) for line in whole if line.strip()]
+    return [*parsed, (last, row)] if (row := _parse(last)) else parsed
+
+
+def _parse(line: bytes) -> Row | None:
+    try:
+        row = parse_json(line)
+    except ValueError:  # what is not UTF-8 too
+        return None
+    return row if isinstance(row, dict) and number(row.get("update")) is not None else None
+
+
+def read(folder: Path) -> History:
+    """What metrics.jsonl says; damaged lines are left out and counted."""
+    try:
+        rows = [row for _, row in lines(folder / "metrics.jsonl")]
+    except FileNotFoundError:
+        return History([])
+    return History([row for row in rows if row], sum(row is None for row in rows))
