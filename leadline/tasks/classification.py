@@ -27,6 +27,7 @@ from leadline.kernels.pack import Pack, pack_alone
 from leadline.model import Transformer
 from leadline.tasks import agreement, base, segments
 from leadline.tasks.base import Part, Task
+from leadline.tasks.encoded import Encoded
 
 NOTHING = -100  # the label of a place that is not used
 
@@ -101,6 +102,11 @@ class Classification(Task[Examples, Batch]):
         classes, used = scores_SC.shape[1], slice(batch.count)
         both = batch.labels[used] * classes + scores_SC.argmax(-1)[used]
         return totals + torch.cat([nll.double().view(1), torch.bincount(both, minlength=classes**2)])
+
+    @classmethod
+    def logits(cls, model: Transformer, hidden_TD: Tensor, encoded: Encoded) -> list[Tensor]:
+        """Of each text, over the classes."""
+        return list(model.classify(hidden_TD, encoded.firsts()))
 
     def verdict(self, totals: Sequence[float]) -> dict[str, float]:
         """Loss in nats a sequence, accuracy, F1 and Matthews (leadline.tasks.agreement)."""
