@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leadline import recipes
+from leadline import history, recipes
 from leadline.cli.app import (
     Device,
     Json,
@@ -115,7 +115,7 @@ def train(
     with TrainingView() as view:
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
         loop.resume(folder, on_step) if resume else loop.train(config, folder, on_step)
-    rows = runs.read_metrics(folder)
+    rows = history.read(folder).rows
     last: dict[str, Any] = next((row for row in reversed(rows) if "valid_nll" in row), {})
     best = checkpoint.best(folder)
     if as_json:
