@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from leadline.cli.app import (
+    AllowCode,
     Device,
     Json,
     RunFolder,
@@ -47,9 +48,10 @@ def finetune_command(
         "finetuned"
     ),
     assignments: Set = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a pre-trained run to classify: mean and 95 % interval over seeds; start it again to go on with it."""
+    """Fine-tune a pre-trained run to classify text: mean and 95 % interval over seeds; start it again to resume."""
     from leadline.jobs import finetune as tuning
     from leadline.jobs.grid import settings_of
 
@@ -61,7 +63,7 @@ def finetune_command(
         raise UserError("--seeds and --jobs must be at least 1")
     usual = tuning.FULL if full else tuning.USUAL
     grid = settings_of(batches or usual[0], rates or usual[1], epochs or usual[2])
-    base = tuning.configure(run, task, source, assignments or [], which)
+    base = tuning.configure(run, task, source, assignments or [], which, allow_code)
     folder = out / f"{Path(task).stem}-{run.resolve().name}-{which.replace(':', '')}"
     with counting("examples") as progress, TrainingView() as view:
         tuned = tuning.finetune(base, grid, seeds, at_once, folder, metric, view.show, progress)
@@ -94,6 +96,7 @@ def classify(
     ] = None,
     which: Which = "best",
     device: Device = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Label new text with a fine-tuned run, line by line; two texts are written with a tab between them."""
@@ -101,7 +104,7 @@ def classify(
     from leadline.tasks.classifier import Classifier
     from leadline.training.run import labels_of
 
-    trained, labels = load_run(run, which, device, None), labels_of(run)
+    trained, labels = load_run(run, which, device, None, allow_code), labels_of(run)
     if not labels:
         raise UserError(f"{run} has no labels: it was trained for {trained.config.task} and cannot classify")
     classifier = Classifier(trained.model, trained.tokenizer, trained.config, labels)
@@ -122,12 +125,13 @@ def export_command(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
     which: Which = "best",
+    allow_code: AllowCode = False,
 ) -> None:
     """Write a run as a folder that Hugging Face's transformers opens: BERT, or RoBERTa-PreLayerNorm for Pre-LN."""
     from leadline.exchange import huggingface
     from leadline.training.run import labels_of
 
-    trained = load_run(run, which, "cpu", None)
+    trained = load_run(run, which, "cpu", None, allow_code)
     notes = huggingface.save(trained, out, labels_of(run))
     answer.print(f"{out}: checkpoint {trained.checkpoint} of {run} as {huggingface.architecture(out)}", soft_wrap=True)
     for note in notes:

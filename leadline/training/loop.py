@@ -45,13 +45,16 @@ def resume(
     on_step: Sequence[OnStep] = (),
     progress: Progress | None = None,
     config: Config | None = None,
+    allow_code: bool = False,
 ) -> Path:
     """Go on with a run from its last checkpoint, to the same weights as if it had never stopped.
 
     `config`, the run's with some of `leadline.config.LATER` changed, trains longer or otherwise from there.
+    allow_code: also where the run names a placement of somebody's own, which is imported.
     """
     folder = Path(folder)
     before, note = runs.read_config(folder)
+    runs.require_permission(before, folder, allow_code)
     config = runs.absolute(config or before)
     runs.require_changeable(folder, before, config)
     return _run(folder, config, on_step, progress, note)
@@ -131,7 +134,8 @@ def _restore(setup: Setup) -> State:
 def _start_from(setup: Setup, run: Path, which: str) -> None:
     """The weights of a run, but for what is new in this one."""
     name, weights = checkpoint.choose(run, which)
-    new = setup.task.start_from(setup.model, runs.load_config(run), weights)
+    before = runs.load_config(run, allow_code=True)  # it is only read: this run's own placement is the one imported
+    new = setup.task.start_from(setup.model, before, weights)
     checkpoint.restore_part(setup.model, weights, f"checkpoint {name} of {run}", new)
     setup.step.restored()
 

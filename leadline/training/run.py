@@ -64,8 +64,11 @@ def absolute(config: Config) -> Config:
     return config
 
 
-def load_config(folder: Path) -> Config:
-    return read_config(folder)[0]
+def load_config(folder: Path, allow_code: bool = False) -> Config:
+    """The config of a run; one that names code to import only where that is allowed."""
+    config = read_config(folder)[0]
+    require_permission(config, folder, allow_code)
+    return config
 
 
 def read_config(folder: Path) -> tuple[Config, str]:
@@ -117,6 +120,15 @@ def require_changeable(folder: Path, before: Config, after: Config) -> None:
                 f"--set {key}: a run cannot change it on its way ({old} → {new}); begin another run from these weights "
                 f"with --set train.start={folder}"
             )
+
+
+def require_permission(config: Config, folder: Path, allow_code: bool) -> None:
+    """A folder may come from anybody: code that it names is imported only where the user has said so."""
+    if ":" in config.model.placement and not allow_code:
+        raise UserError(
+            f"{folder} names code to import, model.placement={config.model.placement!r}: if you trust it, allow that "
+            "with --allow-code (in Python allow_code=True)"
+        )
 
 
 def labels_of(folder: Path) -> list[str] | None:

@@ -51,10 +51,13 @@ class Trained:
         return task.evaluate(self.model, split) | task.scores(self.model, split)
 
 
-def load(run: str | Path, which: str = "best", device: str | None = None) -> Trained:
-    """The model of a run with the weights of `which`: best, last, average:K, or the number of a checkpoint."""
+def load(run: str | Path, which: str = "best", device: str | None = None, allow_code: bool = False) -> Trained:
+    """The model of a run with the weights of `which`: best, last, average:K, or the number of a checkpoint.
+
+    allow_code: also where the run names a placement of somebody's own, which is imported.
+    """
     folder = Path(run)
-    config = runs.load_config(folder)
+    config = runs.load_config(folder, allow_code)
     runs.require_whole_tokenizer(folder)
     tokenizer = Tokenizer.load(folder / "tokenizer.json", config.data)
     model = Transformer(tokenizer.vocab_size, **configuration.to_dict(config.model))
