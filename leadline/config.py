@@ -83,8 +83,9 @@ class DataConfig:
     source: str = "builtin:numerals"  # builtin:NAME, text:FOLDER, hf:NAME, documents:PATH, table:PATH, prepared:FOLDER
     source_lang: str = "de"  # the language to translate from: the ending of its files
     target_lang: str = "en"  # the language to translate into
-    # raw: as it is; moses_normalize: normalise its punctuation; moses: tokenise it too; tokenized: it is already
-    text: Literal["raw", "moses_normalize", "moses", "tokenized"] = "raw"
+    # raw: as it is; moses_normalize: normalise its punctuation; moses: tokenise it too; tokenized: it is already;
+    # auto: tokenized or raw, as its first lines look
+    text: Literal["raw", "moses_normalize", "moses", "tokenized", "auto"] = "raw"
     lowercase: bool = False  # put all text in lower case first
     # how the vocabulary is learnt; WordPiece is learnt with some chance: a few tokens may differ
     tokenizer: Literal["bpe", "wordpiece"] = "bpe"
@@ -93,7 +94,7 @@ class DataConfig:
     first: str = "sentence1"  # tables: the column of the text
     second: str = "sentence2"  # tables: the column of the text that it is paired with; "": none
     label: str = "label"  # tables: the column to guess
-    size: int = 50000  # training pairs to generate, for builtin sources
+    size: int = 50000  # training pairs to generate, for builtin sources; text is always used whole
     holdout: int = 0  # pairs taken out of train for each of valid and test, where a folder has none
     valid_every: int = 200  # documents: one in so many is for validation
     seed: int = 0  # of what is generated or held out
@@ -101,8 +102,19 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.vocab_size < 8 or self.size < 1 or self.holdout < 0:
             raise UserError("data.vocab_size must be at least 8, data.size 1 and data.holdout 0")
+        for name, most in (("vocab_size", 1_000_000), ("size", 10_000_000)):
+            if getattr(self, name) > most:
+                raise UserError(f"data.{name} can be {most:,} at most, not {getattr(self, name):,}")
         if self.valid_every < 2:
             raise UserError(f"data.valid_every must be at least 2, not {self.valid_every}")
+        if self.seed < 0:
+            raise UserError(f"data.seed must be 0 or more, not {self.seed}")
+        for name in ("source", "source_lang", "target_lang", "vocabulary"):
+            if "\0" in getattr(self, name):
+                raise UserError(f"data.{name}={getattr(self, name)!r} cannot contain a NUL character")
+        for name in ("source_lang", "target_lang"):
+            if "/" in getattr(self, name):
+                raise UserError(f"data.{name}={getattr(self, name)!r} is not a language: give a code such as de")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +215,10 @@ class DecodeConfig:
     max_ratio: float = 2.0  # a translation is at most this many times its source, plus 20 tokens
 
     def __post_init__(self) -> None:
-        if self.beam < 1 or self.batch_tokens < 1 or self.max_ratio <= 0:
-            raise UserError("decode.beam and decode.batch_tokens must be at least 1, decode.max_ratio above 0")
-        if not (self.max_ratio <= 1000 and 0 <= self.length_penalty <= 1000):
-            raise UserError("decode.max_ratio and decode.length_penalty must be at most 1000, the penalty at least 0")
+        if not 1 <= self.beam <= 1000 or self.batch_tokens < 1:
+            raise UserError("decode.beam must be from 1 to 1000, decode.batch_tokens at least 1")
+        if not (0 < self.max_ratio <= 1000 and 0 <= self.length_penalty <= 1000):
+            raise UserError("decode.max_ratio must be above 0 and at most 1000, decode.length_penalty from 0 to 1000")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +239,15 @@ class Config:
 
 
 PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
+
+# What a run may change when it goes on; with anything else it would be another run (see train.start).
+LATER = {
+    "data.source",  # it may have moved; that it is the same data is checked
+    *(f"decode.{option.name}" for option in dataclasses.fields(DecodeConfig)),
+    *(f"optim.{option.name}" for option in dataclasses.fields(OptimConfig) if option.name != "name"),
+    *(f"train.{name}" for name in ("updates", "epochs", "device", "precision", "step", "recompute", "eval_every")),
+    *(f"train.{name}" for name in ("bleu_sentences", "patience", "save_every", "keep", "log_every")),
+}
 
 
 def settings(config: Config) -> dict[str, Any]:

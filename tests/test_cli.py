@@ -19,6 +19,7 @@ from leadline import config as configuration
 from leadline.cli import terminal
 from leadline.config import Config
 from leadline.placement import PLACEMENTS, ROLES
+from leadline.training.events import Event
 
 Leadline = Callable[..., Any]
 
@@ -267,6 +268,18 @@ def test_a_terminal_shows_a_bar_and_the_evaluations(
     assert "update 2/2  valid" in shown
 
 
+def test_a_terminal_shows_the_bar_before_there_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, highlight=False, width=200)
+    monkeypatch.setattr(terminal, "screen", screen)
+    with terminal.TrainingView() as view:
+        view(Event("message", 0, 8, {}, "a note"))
+        assert not view.tasks
+        view(Event("start", 2, 8, {}, "from update 2"))
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "from update 2" in shown
+    assert "25%" in shown
+
+
 # Mistakes
 
 
@@ -292,6 +305,12 @@ def assert_one_sentence(answer: Any, *parts: str) -> None:
         (["reproduce", "xiong-fig6", "--set", "train.eval_every=-1"], ["train.eval_every=-1", "made of evaluations"]),
         (["train", "numerals", "--set", "train.seed=one"], ["train.seed must be a whole number"]),
         (["train", "numerals", "--set", "data.source=text:/no/such/folder"], ["/no/such/folder does not exist"]),
+        (
+            ["data", "show", "numerals", "--set", "data.source=text:x", "--set", "data.size=9"],
+            ["--set data.size: it says how much a builtin source generates, and text:x is used whole"],
+        ),
+        (["data", "show", "numerals", "--set", "data.source=documents:"], ["'documents:' is not a source"]),
+        (["data", "check", "/no/such/folder"], ["/no/such/folder is not prepared data"]),
         (["train", "numerals", "--set", "data.source=web:x"], ["'web:x' is not a source"]),
         (["train", "numerals", "--set", "data.source_lang=xx"], ["xx"]),
         (["train", "--resume", "/no/such/run"], ["/no/such/run is not a run"]),
@@ -302,6 +321,10 @@ def assert_one_sentence(answer: Any, *parts: str) -> None:
         (["evaluate", "/no/such/run"], ["/no/such/run is not a run"]),
         (["translate", "/no/such/run"], ["/no/such/run is not a run"]),
         (["placements", "--layers", "0", "0"], ["not both 0"]),
+        (["placements", "--lr", "0.1"], ["--lr means nothing without --compare"]),
+        (["placements", "--compare", "--dim", "64"], ["--dim and --ffn-dim mean nothing with --compare"]),
+        (["reproduce", "list", "--only", "post_ln"], ["reproduce list takes no options"]),
+        (["reproduce", "xiong-fig6", "--on", "ray", "--jobs", "3"], ["--jobs means nothing with --on"]),
         (["placements", "--layers", "-1", "6"], ["must be 0 or more"]),
     ],
     ids=lambda value: " ".join(value) if value and len(value) > 1 else None,

@@ -62,15 +62,16 @@ def leadline(
     """Train deep Transformers without the warm-up lottery."""
 
 
-What = Annotated[str, typer.Argument(help=f"A recipe ({', '.join(recipes.RECIPES)}) or the path of a config.toml.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key of the config: --set optim.lr=1e-3")]
+What = Annotated[str, typer.Argument(help="A recipe (leadline recipes lists them) or the path of a config.toml.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key (see leadline keys): --set optim.lr=1e-3")]
+SetDecode = Annotated[list[str] | None, typer.Option("--set", help="Change how it translates: --set decode.beam=5")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.")]
-Which = Annotated[str, typer.Option("--checkpoint", help="best, last, average:K or a checkpoint's number.")]
+Which = Annotated[str, typer.Option("--checkpoint", help="best, last, average:K (of the last K) or a number.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Import the placement that the run names: its author's code.")
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")]
+Device = Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:1.")]
 
 
 def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Config:
@@ -83,13 +84,27 @@ def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Con
         )
     if path.suffix != ".toml" and not path.is_file():
         require_no_path(what)
-        return configuration.override(recipes.find(what), assignments or [])
-    config = configuration.load(path)
-    if (path.parent / "run.json").exists():  # not the user's own file but a run's
-        from leadline.training.run import require_permission
+        config = recipes.find(what)
+    else:
+        config = configuration.load(path)
+        if (path.parent / "run.json").exists():  # not the user's own file but a run's
+            from leadline.training.run import require_permission
 
-        require_permission(config, path, allow_code)
-    return configuration.override(config, assignments or [])
+            require_permission(config, path, allow_code)
+    config = configuration.override(config, assignments or [])
+    if any(a.partition("=")[0].strip() == "data.size" for a in assignments or []):
+        _require_generated(config.data.source)
+    return config
+
+
+def _require_generated(source: str) -> None:
+    from leadline.data.sources import parse
+
+    if parse(source).place:
+        raise UserError(
+            f"--set data.size: it says how much a builtin source generates, and {source} is used whole: "
+            "give a shorter text (head -n) for less"
+        )
 
 
 def require_no_path(what: str) -> None:

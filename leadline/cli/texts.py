@@ -26,12 +26,12 @@ def data_prepare(
     out: Annotated[Path | None, typer.Option(help="Folder to write; a shared cache if not given.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Text to tokens, once: reused when nothing changed."""
+    """Turn text into tokens, once: what has not changed is used again."""
     from leadline.data.store import Store, prepare
 
     config = config_of(what, assignments, allow_code=True)
     with counting(counted(config)) as progress:
-        store = Store(prepare(config.data, out, progress))
+        store = Store(prepare(config.data, out, progress), config.data)
     tell(store.notes)
     facts = {"folder": str(store.folder), "vocab_size": store.manifest["vocab_size"]}
     splits = store.manifest["splits"]
@@ -56,12 +56,12 @@ def data_show(
     count: Annotated[int, typer.Option("-n", help="How many pairs or documents.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Pairs, examples, or the sentences of documents, as the model sees them: text and tokens."""
+    """Show pairs, labelled examples or documents as the model sees them: text and tokens."""
     from leadline.data.store import Store, prepare
 
     config = config_of(what, assignments, allow_code=True)
     with counting(counted(config)) as progress:
-        store = Store(prepare(config.data, progress=progress))
+        store = Store(prepare(config.data, progress=progress), config.data)
     tell(store.notes)
     shown = store.first(split, count)
     name = store.tokenizer.piece
@@ -75,3 +75,17 @@ def data_show(
             answer.print(line, soft_wrap=True)
             answer.print("    " + " ".join(pieces), style="dim", soft_wrap=True)
         answer.print()
+
+
+@data.command("check")
+def data_check(folder: Annotated[Path, typer.Argument(help="Prepared data.")], as_json: Json = False) -> None:
+    """Read prepared data again and compare every file with its hash; exit code 2 if one is damaged."""
+    from leadline.data import manifest
+
+    facts = manifest.read(folder)
+    manifest.check(folder, facts, again=True)
+    files = len(facts["sha256"])
+    if as_json:
+        print_json({"folder": str(folder), "files": files, "whole": True})
+    else:
+        answer.print(f"{folder}: {files} files, all as they were prepared", soft_wrap=True)

@@ -34,7 +34,7 @@ from leadline.data.documents import Documents, Paragraph
 from leadline.data.sentences import splitter
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
-from leadline.files import write_json
+from leadline.files import sync, write_json
 
 BLOCK = 1 << 23  # characters of a shard
 CHUNK = 2048  # sentences encoded at once
@@ -111,6 +111,7 @@ def build(folder: Path, config: DataConfig, source: Documents, progress: Any) ->
     if not (folder / "tokenizer.json").exists():
         lines = _sample(source, config, found, progress)
         learn(lines, config, documents=True).save(str(folder / "tokenizer.json.tmp"))
+        sync(folder / "tokenizer.json.tmp")
         (folder / "tokenizer.json.tmp").rename(folder / "tokenizer.json")
     write_json(folder / "work.json", {"data": configuration.to_dict(config), "documents": found.documents})
     todo = (
@@ -130,6 +131,10 @@ def build(folder: Path, config: DataConfig, source: Documents, progress: Any) ->
         "vocab_size": Tokenizer.load(folder / "tokenizer.json", config).vocab_size,
         "splits": facts,
     }
+
+
+def lines(source: Documents) -> Iterator[str]:
+    return (text for _, text in source.paragraphs())
 
 
 def _sample(source: Documents, config: DataConfig, found: Survey, progress: Any) -> Iterator[str]:

@@ -12,18 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from leadline.config import DataConfig
 from leadline.data.remembered import fingerprint
-from leadline.data.text import lines_of
+from leadline.data.text import LONGEST, lines_of
 from leadline.errors import UserError
 
 Paragraph = tuple[int, str]  # the number of its document, from 0, and its text, which is not blank
-LONGEST = 1 << 20  # bytes; a longer line is several paragraphs
+TITLE = 1000  # characters; a longer line is no title
 
 _TITLE = re.compile(r"\s*=\s*([^=\s](?:.*[^=\s])?)\s*=\s*")
 _HEADING = re.compile(r"\s*(?:=\s*){2,}([^=]+?)(?:\s*=){2,}\s*")
 
 
 class Documents(Protocol):
+    config: DataConfig
+
     def fingerprint(self) -> str:
         """Changes when the text changes."""
 
@@ -32,10 +35,10 @@ class Documents(Protocol):
 
 
 class TextDocuments:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, config: DataConfig) -> None:
         if not path.exists():
             raise UserError(f"data.source: {path} does not exist: give a text file or a folder of them")
-        self.path = path
+        self.path, self.config = path, config
         inside = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
         self.files = inside if path.is_dir() else [path]
         if not self.files:
@@ -47,7 +50,7 @@ class TextDocuments:
     def paragraphs(self) -> Iterator[Paragraph]:
         number = -1
         for path in self.files:
-            for begins, text in _of_lines(lines_of(path, LONGEST)):
+            for begins, text in _of_lines(lines_of(path, cut_at=LONGEST)):
                 number += begins
                 yield number, text
 
@@ -60,12 +63,13 @@ def _of_lines(lines: Iterator[str]) -> Iterator[tuple[bool, str]]:
         if not line or line.isspace():
             begins = begins or not titled
             continue
-        title = _TITLE.fullmatch(line) if line.lstrip().startswith("=") else None
+        marked = len(line) <= TITLE and line.lstrip().startswith("=")
+        title = _TITLE.fullmatch(line) if marked else None
         if titled is None:
             titled = title is not None
         if titled and title:
             yield True, title[1]
-        elif titled and (heading := _HEADING.fullmatch(line)):
+        elif titled and marked and (heading := _HEADING.fullmatch(line)):
             yield begins, heading[1]
         else:
             yield begins, line

@@ -40,6 +40,10 @@ def build(folder: Path, config: DataConfig, source: Examples, progress: Any) -> 
     }
 
 
+def lines(source: Examples) -> Iterator[str]:
+    return (text for example in source.examples("train") for text in example[:2])
+
+
 def _texts(examples: list[Example], config: DataConfig) -> Iterator[str]:
     for example in examples:
         yield from (clean(text, config, config.source_lang) for text in (example.first, example.second) if text)

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,8 @@ Pair = tuple[str, str]
 
 
 class Pairs(Protocol):
+    config: DataConfig  # with the languages that the text has
+
     def fingerprint(self) -> str:
         """Changes when the sentences change."""
 
@@ -74,6 +77,7 @@ class Numerals:
 
 
 OPUS_SPLITS = {"train": "train", "valid": "dev", "test": "test"}
+TRAIN_FILE = re.compile(r"(?:train|opus\.[^.]+-train)\.([A-Za-z]{2,3}(?:[-_]\w+)*)(?:\.gz|\.xz)?")
 SPLIT_WORD = re.compile(r"(?<=\S)@@ ")  # how subword-nmt marks that a word goes on
 
 
@@ -83,13 +87,13 @@ class TextFolder:
     def __init__(self, folder: Path, config: DataConfig) -> None:
         if not folder.is_dir():
             raise UserError(f"data.source: the folder {folder} does not exist")
-        self.folder, self.config = folder, config
-        self.languages = (config.source_lang, config.target_lang)
+        self.folder, self.config = folder, _with_languages_of(folder, config)
+        self.languages = (self.config.source_lang, self.config.target_lang)
         self._own = {s: self._files(s) for s in SPLITS if any(self._find(s, lang) for lang in self.languages)}
         if "train" not in self._own:
             self._files("train")  # says which file is missing
         if "valid" not in self._own and not config.holdout:
-            name = f"valid.{config.source_lang}"
+            name = f"valid.{self.languages[0]}"
             raise UserError(
                 f"{folder} has no {name} (nor .gz, .xz): "
                 "add the valid files, or hold pairs out of train with data.holdout=1000"
@@ -105,8 +109,15 @@ class TextFolder:
         found = [self._find(split, language) for language in self.languages]
         for language, path in zip(self.languages, found, strict=True):
             if path is None:
-                raise UserError(f"{self.folder} has no {split}.{language} (nor .gz, .xz)")
+                raise UserError(f"{self.folder} has no {split}.{language} (nor .gz, .xz)" + self._advice(split))
         return found[0], found[1]  # type: ignore[return-value]
+
+    def _advice(self, split: str) -> str:
+        """Where the languages may be other ones."""
+        if split != "train":
+            return ""
+        languages = ", ".join(sorted(languages_in(self.folder)))
+        return ": set data.source_lang and data.target_lang" + (f" (it has {languages})" if languages else "")
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS if self.config.holdout else tuple(self._own)
@@ -134,6 +145,25 @@ class TextFolder:
         """The pairs of a split's own files, their words joined."""
         for left, right in _parallel(*self._own[split]):
             yield (SPLIT_WORD.sub("", left), SPLIT_WORD.sub("", right)) if self._split_up else (left, right)
+
+
+def languages_in(folder: Path) -> set[str]:
+    """Those of its training files."""
+    matches = (TRAIN_FILE.fullmatch(path.name) for path in folder.iterdir())
+    return {match[1] for match in matches if match} - {"txt", "tsv", "csv"}
+
+
+def _with_languages_of(folder: Path, config: DataConfig) -> DataConfig:
+    """With the two languages that a folder has, where the usual German and English are not both there.
+
+    One that is among the usual two keeps its side; what a user has chosen otherwise is never changed.
+    """
+    asked, there = [config.source_lang, config.target_lang], languages_in(folder)
+    if {*asked} != {"de", "en"} or len(there) != 2 or there == {*asked}:
+        return config
+    others = iter(sorted(there - {*asked}))
+    source, target = (language if language in there else next(others) for language in asked)
+    return replace(config, source_lang=source, target_lang=target)
 
 
 def _parallel(source: Path, target: Path) -> Iterator[Pair]:
@@ -192,6 +222,6 @@ class HuggingFace:
                 if not isinstance(texts.get(language), str):
                     raise UserError(
                         f"row {number} of {split} in {self.name!r} has no text for {language!r}, "
-                        f"only {', '.join(texts)}"
+                        f"only {', '.join(texts)}: set data.source_lang and data.target_lang"
                     )
             yield texts[languages[0]], texts[languages[1]]

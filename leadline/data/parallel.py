@@ -40,6 +40,10 @@ def build(folder: Path, config: DataConfig, source: Pairs, progress: Any) -> dic
     return {"vocab_size": tokenizer.vocab_size, "splits": splits, "notes": source.notes()}
 
 
+def lines(source: Pairs) -> Iterator[str]:
+    return itertools.chain.from_iterable(source.pairs("train"))
+
+
 def _sentences(source: Pairs, config: DataConfig, progress: Any) -> Iterator[str]:
     """What the BPE is learnt on."""
     for number, (left, right) in enumerate(itertools.islice(source.pairs("train"), LEARN_ON), 1):

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from leadline.config import DataConfig
 from leadline.data.documents import Paragraph
 from leadline.errors import UserError
 
@@ -21,7 +22,8 @@ from leadline.errors import UserError
 class PythonDocs:
     """One document a topic, and one a module."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: DataConfig) -> None:
+        self.config = config
         self.made: list[Paragraph] = []  # less than 2 MB, read three times
 
     def fingerprint(self) -> str:

@@ -28,13 +28,14 @@ class Form:
     needed: str  # how a user gives such data
     build: Callable[[Path, DataConfig, Any, Any], dict[str, Any]]  # fill a folder; what its manifest says
     read: Callable[[Path, str, Any], Any]  # a split of such a folder
+    lines: Callable[[Any], Iterator[str]]  # the text that is learnt from, to look at
     resumes: bool = False  # a preparation that was killed is gone on with
 
 
 FORMS = {
-    "pairs": Form("pairs of sentences", "text:FOLDER", parallel.build, parallel.read),
-    "documents": Form("documents", "documents:PATH", corpus.build, corpus.read, resumes=True),
-    "examples": Form("labelled text", "table:PATH", labelled.build, parallel.read),
+    "pairs": Form("pairs of sentences", "text:FOLDER", parallel.build, parallel.read, parallel.lines),
+    "documents": Form("documents", "documents:PATH", corpus.build, corpus.read, corpus.lines, resumes=True),
+    "examples": Form("labelled text", "table:PATH", labelled.build, parallel.read, labelled.lines),
 }
 
 
@@ -91,8 +92,8 @@ KINDS = {
     "builtin:numerals": Kind("pairs", lambda source, config: Numerals(config)),
     "text": Kind("pairs", lambda source, config: TextFolder(source.path, config), "FOLDER"),
     "hf": Kind("pairs", lambda source, config: HuggingFace(source.place, config), HUB),
-    "builtin:python-docs": Kind("documents", lambda source, config: PythonDocs()),
-    "documents": Kind("documents", lambda source, config: TextDocuments(source.path), "PATH"),
+    "builtin:python-docs": Kind("documents", lambda source, config: PythonDocs(config)),
+    "documents": Kind("documents", lambda source, config: TextDocuments(source.path, config), "PATH"),
     "builtin:same-meaning": Kind("examples", lambda source, config: SameMeaning(config)),
     "table": Kind("examples", lambda source, config: Table(source.path, config), "PATH"),
     "prepared": Kind("", _prepared, "FOLDER"),

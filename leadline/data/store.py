@@ -13,27 +13,31 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from leadline import config as configuration
-from leadline import machine
 from leadline.config import DataConfig
 from leadline.data import corpus, published
+from leadline.data import manifest as manifests
+from leadline.data.making import make
+from leadline.data.manifest import FORMAT, Damaged
 from leadline.data.pairs import Pair
 from leadline.data.parallel import Split
 from leadline.data.remembered import cache_folder
-from leadline.data.sources import FORMS, Form, parse
-from leadline.data.tokenizer import Tokenizer
+from leadline.data.sources import FORMS, parse
+from leadline.data.tokenizer import Tokenizer, tokenisation
 from leadline.errors import UserError
 from leadline.files import sha256
 
-FORMAT = 1
+UNTOKENISED = (
+    "the text looks raw (punctuation is attached to words), and data.text=tokenized splits it at spaces only: "
+    "use data.text=raw or moses"
+)
 
 Progress = Callable[[str, int], None]  # what is being done, and how many more pairs are done
 
@@ -42,25 +46,36 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
     """The folder with this data as tokens: found if it is there and nothing changed, made otherwise."""
     source = parse(config.source)
     if source.kind == "prepared":
-        _manifest(source.path)
+        manifests.read(source.path)
         return source.path
-    text = source.open(config)
+    text, form = source.open(config), FORMS[source.holds]
+    config = text.config
+    if config.text == "auto":
+        config = replace(config, text=tokenisation(form.lines(text)) or "raw")
     key = _key(config, source.holds, text.fingerprint())
     name = f"{config.source_lang}-{config.target_lang}" if source.holds == "pairs" else source.holds
     folder = out.resolve() if out else cache_folder() / f"{name}-{key[:16]}"
-    if _is_made(folder, key):
-        return folder
     if out and folder.exists() and not (folder / "manifest.json").exists() and not _is_empty_folder(folder):
         raise UserError(f"{folder} exists and is not prepared data: choose another folder")
-    form = FORMS[source.holds]
+
+    def is_made() -> bool:
+        try:
+            return _is_made(folder, key)
+        except UserError as error:
+            if out and not isinstance(error, Damaged):
+                raise  # somebody else's folder
+            progress(f"{error.what if isinstance(error, Damaged) else error}: preparing it again", 0)
+            return False
 
     def fill(building: Path) -> None:
-        facts = {"holds": source.holds} | form.build(building, config, text, progress)
-        hashes = {path.name: sha256(path) for path in sorted(building.iterdir())}
-        manifest = {"format": FORMAT, "key": key, "data": configuration.to_dict(config), **facts, "sha256": hashes}
-        (building / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+        facts = {"data": configuration.to_dict(config), "holds": source.holds}
+        facts |= form.build(building, config, text, progress)
+        if config.text == "tokenized" and tokenisation(form.lines(text)) == "raw":
+            facts["notes"] = [*facts.get("notes", []), UNTOKENISED]
+        manifests.write(building, {"key": key, **facts})
 
-    _make(folder, key, form, fill)
+    if not is_made():
+        make(folder, key, form.resumes, is_made, fill, progress)
     return folder
 
 
@@ -83,83 +98,63 @@ def _existing(path: Path) -> Path:
 
 
 def _is_made(folder: Path, key: str) -> bool:
-    return (folder / "manifest.json").exists() and bool(_manifest(folder)["key"] == key)
+    """Whether this data is there and whole; UserError where it is damaged."""
+    if not (folder / "manifest.json").exists():
+        return False
+    manifest = manifests.read(folder)
+    if manifest["key"] != key:
+        return False
+    manifests.check(folder, manifest)
+    return True
 
 
 def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _make(folder: Path, key: str, form: Form, fill: Callable[[Path], None]) -> None:
-    """Fill a hidden folder and rename it, one process at a time; what a kill leaves is gone on with or removed."""
-    building = folder.with_name(f".{folder.name}.{key[:16]}.unfinished")
-    building.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f".{folder.name}.lock")):
-        if _is_made(folder, key):  # by another process meanwhile
-            return
-        if not form.resumes:
-            shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(exist_ok=True)
-        try:
-            fill(building)
-            shutil.rmtree(folder, ignore_errors=True)
-            building.rename(folder)
-        finally:
-            if not form.resumes:
-                shutil.rmtree(building, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """While the file is locked and is still the one of that name: who had it before has removed it."""
-    while True:
-        with path.open("w") as file:
-            machine.lock(file, wait=True)
-            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                continue
-            try:
-                yield
-            finally:
-                path.unlink()
-            return
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} is not prepared data ({error}): make it with leadline data prepare") from None
-    if not isinstance(manifest, dict) or not {"format", "key", "data", "splits", "vocab_size"} <= manifest.keys():
-        raise UserError(f"{folder} is not prepared data: make it with leadline data prepare")
-    if manifest["format"] != FORMAT:
-        raise UserError(f"{folder} was prepared by another version of leadline: prepare it again")
-    return manifest
-
-
 def holds(source: str) -> str:
     """Of data.source: pairs, documents or examples."""
     parsed = parse(source)
-    return _manifest(parsed.path).get("holds", "pairs") if parsed.kind == "prepared" else parsed.holds
+    return str(manifests.read(parsed.path)["holds"]) if parsed.kind == "prepared" else parsed.holds
+
+
+def _chosen(asked: DataConfig, data: DataConfig) -> list[str]:
+    """What the text itself has decided, a sentence each."""
+    if parse(asked.source).kind == "prepared":
+        return []
+    notes = []
+    if (asked.source_lang, asked.target_lang) != (data.source_lang, data.target_lang):
+        notes.append(
+            f"from {data.source_lang} to {data.target_lang}, the languages of the files: --set data.source_lang="
+            f"{data.target_lang} --set data.target_lang={data.source_lang} turns it round"
+        )
+    if asked.text == "auto":
+        looks = "tokenised" if data.text == "tokenized" else "raw"
+        notes.append(f"the text looks {looks}: data.text={data.text}")
+    return notes
 
 
 class Store:
     """A prepared folder, opened."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest = _manifest(folder)
+    def __init__(self, folder: Path, asked: DataConfig | None = None) -> None:
+        """`asked`: what it was prepared for, if the notes shall say what was chosen."""
+        self.folder, self.asked = folder, asked
+        self.manifest = manifests.read(folder)
+        manifests.check(folder, self.manifest)
         self.data: DataConfig = configuration.from_dict(self.manifest["data"], DataConfig, "data.")
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json", self.data)
 
     @property
     def holds(self) -> str:
         """pairs (of sentences), documents or examples (of labelled text)"""
-        return self.manifest.get("holds", "pairs")
+        return str(self.manifest["holds"])
 
     @property
     def notes(self) -> list[str]:
         """What people should know before they compare results, a sentence each: how the text was read, and its size."""
-        return [*self.manifest.get("notes", []), *published.compared(self.data, self.manifest["splits"])]
+        chosen = _chosen(self.asked, self.data) if self.asked else []
+        return [*chosen, *self.manifest.get("notes", []), *published.compared(self.data, self.manifest["splits"])]
 
     def split(self, name: str, kind: str = "pairs") -> Split:
         rows: Split = self._read(name, kind)

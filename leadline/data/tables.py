@@ -37,6 +37,8 @@ class Example(NamedTuple):
 
 
 class Examples(Protocol):
+    config: DataConfig
+
     def fingerprint(self) -> str:
         """Changes when the examples change."""
 
@@ -208,7 +210,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             continue
         try:
             row: Any = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not JSON ({error}): write one object a line") from None
         if not isinstance(row, dict):
             raise UserError(f"{path}, line {number}: not a JSON object of columns")

@@ -14,20 +14,27 @@ from typing import Any
 
 from leadline.errors import UserError
 
+LONGEST = 1 << 20  # bytes of a line
 
-def lines_of(path: Path, longest: int = -1) -> Iterator[str]:
+
+def lines_of(path: Path, cut_at: int = 0) -> Iterator[str]:
     """The lines of a UTF-8 file, plain, .gz or .xz; a damaged one is an error that names the line.
 
-    One of more than `longest` bytes comes as several, cut between words, so that it need not fit in memory.
+    No line need fit in memory. One of more than LONGEST bytes is an error too; with `cut_at`, one of more than so many
+    comes as several, cut between words.
     """
     opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     number, before, rest = 1, 0, b""  # lines begun, bytes of this one that were given already, bytes waiting
     try:
         with opener(path, "rb") as file:
-            for read in iter(functools.partial(file.readline, longest), b""):
+            for read in iter(functools.partial(file.readline, cut_at if cut_at > 0 else LONGEST + 1), b""):
                 line = rest + read
                 ended = line.endswith(b"\n")
-                cut = len(line) if ended or len(line) < longest or longest < 0 else _last_cut(line)
+                if cut_at <= 0 and len(read) > LONGEST and not ended:
+                    raise UserError(
+                        f"{path}, line {number}: longer than {LONGEST:,} bytes: divide it into sentences or remove it"
+                    )
+                cut = len(line) if ended or len(line) < cut_at or cut_at <= 0 else _last_cut(line)
                 rest = line[cut:]
                 begins = number == 1 and before == 0
                 yield decoded(

@@ -8,13 +8,14 @@ split at spaces only. WordPiece always keeps punctuation apart, as BERT's does.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tokenizers import Tokenizer as BPE
@@ -27,6 +28,18 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 BERT_SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]  # of documents; the first four as above
 ALPHABET = 1000  # characters of documents that are tokens
+LONG_WORD = 1000  # characters; learning from a word takes the library time that grows with the square of its length
+
+
+_DETACHED = re.compile(r"\s[.,。，](?=\s|$)|&(?:apos|quot|amp|#91|#93);|@-@")
+_ATTACHED = re.compile(r"\w[.,。，](?=\s|$)")
+
+
+def tokenisation(lines: Iterable[str]) -> Literal["tokenized", "raw", ""]:
+    """How text looks by its first lines: with spaces before full stops and commas, or without; "" where it has none."""
+    some = list(itertools.islice(lines, 1000))
+    apart, attached = (sum(len(kind.findall(line)) for line in some) for kind in (_DETACHED, _ATTACHED))
+    return "tokenized" if apart > attached else "raw" if attached else ""
 
 
 def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> BPE:
@@ -55,7 +68,7 @@ def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> 
         bpe.pre_tokenizer = pre_tokenizers.Sequence(steps) if apart else words
         bpe.decoder = decoders.Metaspace()
         trainer = trainers.BpeTrainer(**options)
-    bpe.train_from_iterator(lines, trainer)
+    bpe.train_from_iterator(map(_learnable, lines), trainer)
     if bpe.get_vocab_size() < config.vocab_size:
         raise UserError(
             f"data.vocab_size={config.vocab_size} is too large for this corpus, which has only "
@@ -67,6 +80,17 @@ def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> 
             f"{bpe.get_vocab_size()}: set data.vocab_size above that"
         )
     return bpe
+
+
+def _learnable(line: str) -> str:
+    """Of a word that is too long its beginning, and its other characters once, so that they are known."""
+    if len(line) <= LONG_WORD:
+        return line
+    words = (
+        word if len(word) <= LONG_WORD else " ".join([word[:LONG_WORD], *sorted(set(word[LONG_WORD:]))])
+        for word in line.split(" ")
+    )
+    return " ".join(words)
 
 
 def _alphabet(lines: Iterable[str]) -> list[str]:
@@ -89,8 +113,10 @@ class Tokenizer:
     def load(cls, path: Path, config: DataConfig) -> Tokenizer:
         try:
             return cls(BPE.from_file(str(path)), config)
-        except Exception as error:  # the library raises nothing more specific
-            raise UserError(f"{path} is not a tokenizer: {error}") from None
+        except BaseException as error:  # the library raises nothing more specific, and panics on some files
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            raise UserError(f"{path} is not a tokenizer: {str(error)[:200]}") from None
 
     @property
     def vocab_size(self) -> int:

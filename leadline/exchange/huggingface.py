@@ -112,6 +112,7 @@ def load(folder: Path, out: Path) -> list[str]:
             source_lang="en",
             target_lang="en",
             vocab_size=size,
+            vocabulary=str((out / "tokenizer.json").absolute()),  # of whatever data it is given
         ),
         train=TrainConfig(updates=1),
     )

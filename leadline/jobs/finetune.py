@@ -31,6 +31,7 @@ from leadline.training import run as runs
 from leadline.training.events import Event
 
 TASKS = ("same_meaning", "mrpc", "rte")
+KNOWN_FILES = ("mrpc", "rte")  # tasks whose files lie somewhere
 METRICS = ("accuracy", "f1", "matthews")
 WARMUP = 0.1  # of the updates
 

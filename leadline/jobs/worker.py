@@ -38,6 +38,7 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
     from leadline.diagnose.watch import Watch
     from leadline.model.init import base_of
     from leadline.training.loop import resume, train
+    from leadline.training.run import is_run
 
     config = configuration.load(folder / "job.toml")
     job = _job(folder)
@@ -47,7 +48,7 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
         _forget(folder)  # what is compared with the beginning has to see it
     diverged = ""
     try:
-        if (folder / "config.toml").exists():
+        if is_run(folder):
             resume(folder, on_step, allow_code=_own_code(config))
         else:
             train(config, folder, on_step)
@@ -104,9 +105,11 @@ def _keep(folder: Path, names: Sequence[str]) -> None:
 
 
 def _forget(folder: Path) -> None:
-    (folder / "config.toml").unlink(missing_ok=True)
-    (folder / "metrics.jsonl").unlink(missing_ok=True)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    """All that the training has written, run.json first: what is left is not taken for a run."""
+    for name in ("run.json", "config.toml", "metrics.jsonl", "metrics.damaged.jsonl", "tokenizer.json"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("checkpoints", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def main(folders: Iterable[str]) -> None:

@@ -1,9 +1,9 @@
 """IWSLT14 German-English as in Xiong et al. 2020, section 4.1: 6-6, d 512, FFN 1024, 4 heads, joint BPE 10k.
 
 The paper does not say how "no warm-up" decays: Pre-LN divides the rate by 10 at epoch 8 (`step`), Post-LN rises
-for 4000 updates and then falls as 1/sqrt (`inverse_sqrt`). Give the data with
-`--set data.source=text:FOLDER`, files train/valid/test.de/.en that are Moses-tokenised and lower-cased; the folder that
-fairseq's prepare-iwslt14.sh makes is read as it is.
+for 4000 updates and then falls as 1/sqrt (`inverse_sqrt`). Give the data with `--set data.source=text:FOLDER`, files
+train/valid/test.de/.en. The paper's are Moses-tokenised and lower-cased; the folder that fairseq's prepare-iwslt14.sh
+makes is read as it is. Text that does not look tokenised is taken as raw.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def iwslt14_pre_ln() -> Config:
     """Translation with Pre-LN and no warm-up (Xiong et al. 2020, IWSLT14): a good start for your own text."""
     return Config(
         model=ModelConfig(placement="pre_ln", encoder_layers=6, decoder_layers=6, dim=512, ffn_dim=1024, heads=4),
-        data=DataConfig(source="text:data/iwslt14", text="tokenized", vocab_size=10000),
+        data=DataConfig(source="text:data/iwslt14", text="auto", vocab_size=10000),
         optim=OptimConfig(lr=5e-4, schedule="step", warmup=0, decay_at=(8,), decay_factor=0.1),
         train=TrainConfig(epochs=12, batch_tokens=4096, precision="bf16"),
         decode=DecodeConfig(beam=5, length_penalty=1.2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -23,7 +24,6 @@ class Translator:
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: Config) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
-        self.begins_word = tokenizer.begins_word()
         self.split_up = 0  # sentences that were too long and were translated in pieces
 
     def translate(self, lines: Sequence[str], progress: Callable[[int], None] = lambda done: None) -> list[str]:
@@ -47,13 +47,17 @@ class Translator:
             outputs[owner].append(text)
         return [" ".join(" ".join(parts).split()) for parts in outputs]
 
+    @functools.cached_property
+    def _begins_word(self) -> np.ndarray:
+        return self.tokenizer.begins_word()
+
     def _pieces(self, tokens: list[int]) -> list[list[int]]:
         """Equal parts, cut between words, none over the limit."""
         limit = self.model.config.max_length - 1
         if len(tokens) <= limit:
             return [tokens] if tokens else []
         middle = len(tokens) // 2
-        between_words = [i for i in range(1, len(tokens)) if self.begins_word[tokens[i]]]
+        between_words = [i for i in range(1, len(tokens)) if self._begins_word[tokens[i]]]
         cut = min(between_words, key=lambda i: abs(i - middle), default=middle)
         return self._pieces(tokens[:cut]) + self._pieces(tokens[cut:])
 

@@ -20,7 +20,7 @@ from leadline.model import Transformer
 from leadline.tasks.translator import Translator
 from leadline.training import checkpoint
 from leadline.training import run as runs
-from leadline.training.loop import find_device
+from leadline.training.device import find_device
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,8 @@ def load(run: str | Path, which: str = "best", device: str | None = None, allow_
     """
     folder = Path(run)
     config = runs.load_config(folder, allow_code)
-    tokenizer_file = folder / "tokenizer.json"
-    if not tokenizer_file.exists():
-        raise UserError(f"{folder} has no checkpoint yet: train it with leadline train --resume {folder}")
-    tokenizer = Tokenizer.load(tokenizer_file, config.data)
+    runs.require_whole_tokenizer(folder)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json", config.data)
     model = Transformer(tokenizer.vocab_size, **configuration.to_dict(config.model))
     name, weights = checkpoint.choose(folder, which)
     checkpoint.restore_model(model, weights, f"checkpoint {name} of {folder}")

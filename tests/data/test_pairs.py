@@ -99,6 +99,44 @@ def test_a_missing_language_is_refused(write, missing: str) -> None:
     assert f"{folder} has no {missing}" in refusal(text(folder))
 
 
+def test_a_missing_language_names_the_options_and_the_languages_there(write) -> None:
+    files = {f"train.{language}": GERMAN for language in ("cs", "en", "fr")}
+    message = refusal(text(write(files)))
+    assert message.endswith(
+        "has no train.de (nor .gz, .xz): set data.source_lang and data.target_lang (it has cs, en, fr)"
+    )
+    assert refusal(text(write({}, "empty"))).endswith(": set data.source_lang and data.target_lang")
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "taken"),
+    [
+        (("fr", "en"), ("de", "en"), ("fr", "en")),
+        (("fr", "en"), ("en", "de"), ("en", "fr")),
+        (("de", "fr"), ("de", "en"), ("de", "fr")),
+        (("sk", "cs"), ("de", "en"), ("cs", "sk")),
+        (("zh_CN", "en"), ("de", "en"), ("zh_CN", "en")),
+        (("de", "en"), ("en", "de"), ("en", "de")),
+        (("de", "en"), ("de", "en"), ("de", "en")),
+    ],
+)
+def test_a_folder_of_two_languages_needs_no_more(write, there, asked, taken) -> None:
+    folder = write({f"{s}.{language}": [language] * 3 for s in ("train", "valid") for language in there})
+    source = open_source(text(folder, source_lang=asked[0], target_lang=asked[1]))
+    assert (source.config.source_lang, source.config.target_lang) == taken
+    assert next(source.pairs("train")) == taken
+
+
+def test_opus_s_names_show_the_languages_too(write) -> None:
+    folder = write({f"opus.en-fr-{s}.{lang}": [lang] for s in ("train", "dev") for lang in ("en", "fr")})
+    assert next(open_source(text(folder)).pairs("valid")) == ("fr", "en")
+
+
+def test_languages_that_were_chosen_are_not_changed(write) -> None:
+    folder = write({f"{s}.{language}": ["x"] for s in ("train", "valid") for language in ("cs", "en")})
+    assert "has no train.fr" in refusal(text(folder, source_lang="fr"))
+
+
 def test_a_test_split_with_one_language_is_refused(write) -> None:
     folder = write(WHOLE | {"test.en": ENGLISH})
     assert f"{folder} has no test.de" in refusal(text(folder))

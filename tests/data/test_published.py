@@ -22,7 +22,7 @@ MEANT: list[tuple[DataConfig, Corpus]] = [
     (DataConfig(source="table:glue_data/RTE/"), RTE),
 ]
 OWN = [
-    DataConfig(source="text:my/folder", vocab_size=10000),  # as in the README: an IWSLT14 recipe with data.text=raw
+    DataConfig(source="text:my/folder", vocab_size=10000),  # as in the README: an IWSLT14 recipe, raw text
     DataConfig(source="text:my/folder", text="tokenized", vocab_size=8000),
     DataConfig(source="text:my/folder", source_lang="en", target_lang="de", **TOKENIZED),
     DataConfig(source="text:my/folder", source_lang="fr", **TOKENIZED),
@@ -52,7 +52,9 @@ def test_every_recipe_for_a_published_corpus_is_known(name: str) -> None:
     data = recipes.find(name).data
     assert corpus_of(data) == corpora.get(name.split("_")[0])
     if name.startswith("iwslt14"):
-        assert corpus_of(recipes.find(name).set(data={"source": "text:elsewhere"}).data) == IWSLT14
+        tokenised = {"source": "text:elsewhere", "text": "tokenized"}  # as such text makes it
+        assert data.text == "auto"
+        assert corpus_of(recipes.find(name).set(data=tokenised).data) == IWSLT14
 
 
 def counts(**lines: int) -> dict[str, Any]:

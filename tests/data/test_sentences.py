@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 
+from leadline.data import sentences
 from leadline.data.sentences import splitter
 
 TEXTS = {
@@ -34,3 +38,14 @@ def test_abbreviations_are_those_of_the_language() -> None:
     line = "Das ist z.B. Herr Dr. Müller. Er kommt am 3. Mai."
     assert splitter("de")(line)[0] == "Das ist z.B. Herr Dr. Müller."
     assert splitter("xx")("Mr. Ab cd. Ef gh.") == ["Mr. Ab cd.", "Ef gh."]  # English where a language has no list
+
+
+def test_ends_are_those_of_the_plain_expression_and_a_line_without_one_takes_no_longer() -> None:
+    opening = re.escape(sentences._OPENING)
+    plain = re.compile(rf"""([.?!…]+)["'”’»)\]}}]*\s+(?=[{opening}\s]*(\w))""")
+    rng = random.Random(0)
+    for _ in range(3000):
+        line = "".join(rng.choices("aB1.?!…\"')] \t(-“", k=rng.randint(1, 30)))
+        assert [m.span() for m in sentences._END.finditer(line)] == [m.span() for m in plain.finditer(line)]
+    for line in ("." * 300_000, "a." + " " * 300_000, "a. " + "(" * 300_000):
+        assert splitter("en")(line) == [line.rstrip()]

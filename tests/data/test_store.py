@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from leadline.config import DataConfig
-from leadline.data import parallel, store
+from leadline.data import manifest, parallel
 from leadline.data.pairs import TextFolder
 from leadline.data.sources import open_source
 from leadline.data.store import Store, prepare
@@ -117,16 +117,16 @@ def test_a_shard_that_ends_with_the_split_is_not_followed_by_an_empty_one(corpus
 def test_the_manifest_counts_and_hashes_what_is_there(corpus) -> None:
     config = corpus()
     folder = prepare(config)
-    opened, manifest = Store(folder), json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    opened, facts = Store(folder), json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     for split in SPLITS:
         expected = encoded(opened, config, split)
-        facts = manifest["splits"][split]
-        assert facts["rows"] == len(opened.split(split)) == len(expected)
-        assert facts["tokens"] == [sum(len(row[side]) for row in expected) for side in (0, 1)]
-        assert facts["empty_left_out"] == 0
+        counts = facts["splits"][split]
+        assert counts["rows"] == len(opened.split(split)) == len(expected)
+        assert counts["tokens"] == [sum(len(row[side]) for row in expected) for side in (0, 1)]
+        assert counts["empty_left_out"] == 0
     files = {path.name for path in folder.iterdir()} - {"manifest.json"}
-    assert manifest["sha256"] == {name: sha256(folder / name) for name in files}
-    assert manifest["vocab_size"] == config.vocab_size == opened.tokenizer.vocab_size
+    assert facts["sha256"] == {name: sha256(folder / name) for name in files}
+    assert facts["vocab_size"] == config.vocab_size == opened.tokenizer.vocab_size
     assert opened.data == config
 
 
@@ -214,7 +214,7 @@ def test_an_interrupted_preparation_leaves_nothing(corpus, fresh_cache: Path, st
 
     with pytest.raises(KeyboardInterrupt):
         prepare(corpus(), progress=interrupt)
-    assert list(fresh_cache.iterdir()) == []
+    assert [path.name for path in fresh_cache.iterdir() if path.name != ".remembered"] == []
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -265,7 +265,7 @@ def test_a_split_without_any_text_is_refused(write, fresh_cache: Path) -> None:
     files = {"train.de": ["ein Hund"], "train.en": ["a dog"], "valid.de": ["", ""], "valid.en": ["a", "b"]}
     message = refusal(DataConfig(source=f"text:{write(files)}", vocab_size=20))
     assert "valid" in message
-    assert list(fresh_cache.iterdir()) == []
+    assert [path.name for path in fresh_cache.iterdir() if path.name != ".remembered"] == []
 
 
 class TestPrepared:
@@ -277,15 +277,15 @@ class TestPrepared:
     def test_a_missing_folder_is_refused(self, tmp_path: Path) -> None:
         assert f"{tmp_path}/nowhere is not prepared data" in refusal(DataConfig(source=f"prepared:{tmp_path}/nowhere"))
 
-    @pytest.mark.parametrize("manifest", [None, "", "{half", "{}", "[]", '{"name": "a web page"}'])
-    def test_a_folder_of_something_else_is_refused(self, tmp_path: Path, manifest: str | None) -> None:
-        if manifest is not None:
-            (tmp_path / "manifest.json").write_text(manifest)
+    @pytest.mark.parametrize("text", [None, "", "{half", "{}", "[]", '{"name": "a web page"}'])
+    def test_a_folder_of_something_else_is_refused(self, tmp_path: Path, text: str | None) -> None:
+        if text is not None:
+            (tmp_path / "manifest.json").write_text(text)
         assert f"{tmp_path} is not prepared data" in refusal(DataConfig(source=f"prepared:{tmp_path}"))
 
     def test_another_format_is_refused(self, corpus, tmp_path: Path, monkeypatch) -> None:
         folder = prepare(corpus(), tmp_path / "chosen")
-        monkeypatch.setattr(store, "FORMAT", store.FORMAT + 1)
+        monkeypatch.setattr(manifest, "FORMAT", manifest.FORMAT + 1)
         assert f"{folder} was prepared by another version" in refusal(DataConfig(source=f"prepared:{folder}"))
 
     def test_a_folder_with_other_files_is_not_overwritten(self, corpus, tmp_path: Path) -> None:
@@ -355,23 +355,54 @@ def test_a_vocabulary_too_small_is_refused_with_one_that_works(corpus) -> None:
     assert Store(prepare(works)).tokenizer.vocab_size == works.vocab_size
 
 
-@pytest.mark.parametrize("damage", ["truncate", "delete"])
-def test_damaged_shards_are_one_sentence(corpus, damage: str) -> None:
-    folder = prepare(corpus())
-    shard = folder / "train-00000.tokens.npy"
-    shard.write_bytes(shard.read_bytes()[:50]) if damage == "truncate" else shard.unlink()
-    with pytest.raises(UserError, match=r"train shards .* are damaged"):
-        Store(folder).split("train")
-
-
-def test_a_damaged_tokenizer_is_one_sentence(corpus) -> None:
-    folder = prepare(corpus())
-    (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer"):
-        Store(folder)
-
-
 def test_a_file_is_not_a_folder_to_prepare_into(corpus, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     assert "choose another folder" in refusal(corpus(), tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+class TestChoices:
+    """What the text itself decides is told, and is what the data says of itself."""
+
+    RAW = ("Das ist gut, sehr gut.", "That's good, very good.")
+    TOKENISED = ("das ist gut , sehr gut .", "that &apos;s good , very good .")
+
+    @pytest.fixture
+    def folder(self, write):
+        def _folder(pair: tuple[str, str], languages: tuple[str, str] = ("de", "en")) -> Path:
+            lines = {
+                language: [f"{text} {i}" for i in range(9)] for language, text in zip(languages, pair, strict=True)
+            }
+            return write({f"{s}.{language}": lines[language] for s in ("train", "valid") for language in languages})
+
+        return _folder
+
+    @pytest.mark.parametrize(
+        ("pair", "text"), [(RAW, "raw"), (TOKENISED, "tokenized"), (("das ist gut", "that is good"), "raw")]
+    )
+    def test_auto_is_what_the_text_looks_like(self, folder, pair: tuple[str, str], text: str) -> None:
+        asked = DataConfig(source=f"text:{folder(pair)}", text="auto", vocab_size=40)
+        opened = Store(prepare(asked), asked)
+        assert opened.data == dataclasses.replace(asked, text=text)
+        assert opened.notes == [f"the text looks {'tokenised' if text == 'tokenized' else 'raw'}: data.text={text}"]
+        assert prepare(dataclasses.replace(asked, text=text)) == opened.folder  # the same data as if it were said
+
+    def test_raw_text_that_is_said_to_be_tokenised_is_told(self, folder) -> None:
+        said = DataConfig(source=f"text:{folder(self.RAW)}", text="tokenized", vocab_size=40)
+        (note,) = Store(prepare(said), said).notes
+        assert note.startswith("the text looks raw")
+        assert "data.text=raw" in note
+        fitting = dataclasses.replace(said, source=f"text:{folder(self.TOKENISED)}")
+        assert Store(prepare(fitting), fitting).notes == []
+
+    def test_languages_of_the_folder_are_told_with_how_to_turn_them_round(self, folder) -> None:
+        asked = DataConfig(source=f"text:{folder(self.RAW, ('fr', 'en'))}", vocab_size=40)
+        opened = Store(prepare(asked), asked)
+        assert (opened.data.source_lang, opened.data.target_lang) == ("fr", "en")
+        (note,) = opened.notes
+        assert note.startswith("from fr to en, the languages of the files")
+        assert note.endswith("--set data.source_lang=en --set data.target_lang=fr turns it round")
+        turned = dataclasses.replace(asked, source_lang="en", target_lang="fr")
+        assert Store(prepare(turned), turned).notes == []
+        given = DataConfig(source=f"prepared:{opened.folder}")
+        assert Store(prepare(given), given).notes == []

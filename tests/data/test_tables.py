@@ -167,6 +167,7 @@ BAD: list[tuple[str, bytes, str]] = [
     ("x.tsv", b"label\ta\tb\n \tone\ttwo\n", "x.tsv, line 2: the column 'label' is empty"),
     ("x.csv", b'label,a,b\nyes,"one,two\n', "x.csv, line 2: not CSV"),
     ("x.jsonl", b'{"label": 1, "a": "x"', "x.jsonl, line 1: not JSON"),
+    ("x.jsonl", b"[" * 100_000, "x.jsonl, line 1: not JSON"),
     ("x.jsonl", b"[1]\n", "x.jsonl, line 1: not a JSON object"),
     ("x.jsonl", b'{"label": null, "a": "x", "b": "y"}\n', "x.jsonl, line 1: there is no column 'label'"),
     ("x.txt", b"label\ta\tb\n", "x.txt is neither .tsv nor .csv nor .jsonl"),

@@ -11,7 +11,8 @@ import pytest
 from tokenizers import Tokenizer as StandardTokenizer
 
 from leadline.config import DataConfig
-from leadline.data.tokenizer import BERT_SPECIAL, BOS, EOS, PAD, SPECIAL, UNK, Tokenizer, clean, learn
+from leadline.data import tokenizer as tokenizers
+from leadline.data.tokenizer import BERT_SPECIAL, BOS, EOS, PAD, SPECIAL, UNK, Tokenizer, clean, learn, tokenisation
 from leadline.errors import UserError
 
 RAW = {
@@ -176,3 +177,31 @@ def test_documents_give_the_same_vocabulary_every_time_and_rare_characters_are_u
     encode = Tokenizer(one, config).encode
     assert encode([rare[-1]], "en")[0][-1] == UNK
     assert UNK not in encode(["the mat"], "en")[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "looks"),
+    [
+        (["Hello, world.", "So it goes."], "raw"),
+        (["Bonjour ! Ça va ? Oui, merci."], "raw"),  # French has spaces before ! and ?
+        (["ich bin hier , und du ?", "ja ."], "tokenized"),
+        (["it &apos;s a state @-@ of @-@ the @-@ art"], "tokenized"),
+        (["mr. smith , i am here ."], "tokenized"),
+        (["我们在这里，他们也在。"], "raw"),
+        (["one two", "three 3.5 4,000"], ""),
+        ([], ""),
+    ],
+)
+def test_text_is_told_from_tokenised_text(lines: list[str], looks: str) -> None:
+    assert tokenisation(lines) == looks
+
+
+def test_a_word_that_never_ends_is_learnt_from_by_its_beginning() -> None:
+    """The library's time grows with the square of a word's length: this one would take it minutes."""
+    word = "".join(random.Random(0).choices("abcdefgh", k=500_000)) + "xyz"
+    config = DataConfig(vocab_size=60)
+    found = Tokenizer(learn([f"ab {word} cd", "ab cd ef"], config), config)
+    assert found.decode(found.encode([word], "en")) == [word]
+    assert max(map(len, tokenizers._learnable(f"ab {word} cd").split(" "))) == tokenizers.LONG_WORD
+    line = "ab  cd " * 1000
+    assert tokenizers._learnable(line) == line

@@ -1,0 +1,102 @@
+"""The manifest of prepared data: what it says, and whether the files beside it are still what it says.
+
+It holds the SHA-256 of every other file and a checksum of itself, so that no bit changes unnoticed. What was verified
+is remembered while the files keep their sizes and times; `leadline data check` reads them all again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from leadline.data.remembered import remembered
+from leadline.data.sources import FORMS
+from leadline.errors import UserError
+from leadline.files import checksum, sha256
+
+FORMAT = 1
+# What manifests hold; those of earlier versions lack the last four.
+TYPES: dict[str, type] = {
+    "format": int, "key": str, "data": dict, "splits": dict, "vocab_size": int, "sha256": dict,
+    "holds": str, "labels": list, "notes": list, "checksum": str,
+}  # fmt: skip
+NEEDED = ("format", "key", "data", "splits", "vocab_size", "sha256")
+
+
+class Damaged(UserError):
+    """Prepared data is not what was prepared."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        self.what = f"{path} is damaged ({why})"
+        super().__init__(f"{self.what}: prepare the data again")
+
+
+def write(folder: Path, facts: dict[str, Any]) -> None:
+    """Of all the files that are there."""
+    hashes = {path.name: sha256(path) for path in sorted(folder.iterdir())}
+    manifest = {"format": FORMAT, **facts, "sha256": hashes}
+    manifest["checksum"] = checksum(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{folder} is not prepared data ({error}): make it with leadline data prepare") from None
+    if not isinstance(manifest, dict) or not manifest.keys() >= set(NEEDED):
+        raise UserError(f"{folder} is not prepared data: make it with leadline data prepare")
+    written = {key: value for key, value in manifest.items() if key != "checksum"}
+    if "checksum" in manifest and manifest["checksum"] != checksum(written):
+        raise Damaged(path, "it is not as it was written")
+    if manifest["format"] != FORMAT:
+        raise UserError(f"{folder} was prepared by another version of leadline: prepare it again")
+    for key, value in manifest.items():
+        if key not in TYPES or type(value) is not TYPES[key]:
+            raise Damaged(path, f"{key!r} cannot be {str(value)[:40]!r}")
+    holds, hashes = manifest.setdefault("holds", "pairs"), manifest["sha256"]
+    if holds not in FORMS:
+        raise Damaged(path, f"'holds' cannot be {holds!r}")
+    if not all(Path(name).name == name and isinstance(value, str) for name, value in hashes.items()):
+        raise Damaged(path, "'sha256' does not name files")
+    for split, counts in manifest["splits"].items():
+        if not _are_counts(counts, holds, len(hashes)):
+            raise Damaged(path, f"what it says of {split} makes no sense")
+    return manifest
+
+
+def _are_counts(counts: Any, holds: str, files: int) -> bool:
+    """Whether they are those of a split."""
+
+    def numbers(values: Any, length: int | None = None) -> bool:
+        return (
+            isinstance(values, list)
+            and all(type(value) is int and value >= 0 for value in values)
+            and length in (None, len(values))
+        )
+
+    if not isinstance(counts, dict):
+        return False
+    if holds == "documents":
+        plain = [counts.get(name) for name in ("documents", "sentences", "tokens", "empty_left_out")]
+        return numbers(plain) and numbers(counts.get("shards"))
+    plain = [counts.get(name) for name in ("rows", "shards", "empty_left_out")]
+    return numbers(plain) and counts["shards"] <= files and numbers(counts.get("tokens"), 2)
+
+
+def check(folder: Path, manifest: dict[str, Any], again: bool = False) -> None:
+    """Compare every file with its hash, or remember that this was done; `again`: read them all."""
+    paths = [folder / name for name in manifest["sha256"]]
+
+    def compute() -> dict[str, str]:
+        return {path.name: sha256(path) for path in paths}
+
+    try:
+        hashes = compute() if again else remembered("prepared data", paths, compute)
+    except OSError as error:
+        raise Damaged(Path(error.filename or folder), error.strerror or str(error)) from None
+    for path in paths:
+        if hashes[path.name] != manifest["sha256"][path.name]:
+            raise Damaged(path, "it is not what was prepared")
