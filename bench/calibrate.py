@@ -6,7 +6,7 @@ import csv
 import datetime
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,14 @@ def write_measured(truth: dict[CellKey, float], probes: Sequence[Row]) -> None:
             writer.writerow([*cell, f"{rate:g}", change.get((cell, rate), 0)])
 
 
+def predicted_edge(scores: Mapping[float, float]) -> float:
+    """Without a crossing on the ladder of rates, one doubling beyond its end."""
+    rates = sorted(scores)
+    if min(scores.values()) > 0:
+        return rates[-1] * 2
+    return highest_rate(scores) or rates[0] / 2
+
+
 def report(
     title: str, rows: Sequence[Any], scores: Sequence[float], labels: Sequence[bool], chosen: Sequence[bool],
     truth: dict[CellKey, float],
@@ -118,7 +126,7 @@ def report(
         by_cell[rows[i][0]][rows[i][1]] = scores[i]
     shown, right = [], 0
     for cell, found in sorted(by_cell.items()):
-        predicted, lowest = highest_rate(found), min(found)
+        predicted, lowest = predicted_edge(found), min(found)
         true = truth[cell] * math.sqrt(2)  # the edge lies between the highest rate that learnt and the next, twice that
         good = 0.5 <= predicted / true <= 2 if true else predicted < lowest
         right += good
@@ -154,7 +162,7 @@ def with_warmup(
     truth = highest_learnt(grid, 100)
     rows_with = [r for r in grid if int(r["warmup"]) == 100 and cell_of(r) in by_cell]
     chosen = [r for r in rows_with if int(r["dim"]) in SETS["held_out"]]
-    margins = [highest_rate(by_cell[cell_of(r)]) * gains[100] / float(r["lr"]) for r in chosen]
+    margins = [predicted_edge(by_cell[cell_of(r)]) * gains[100] / float(r["lr"]) for r in chosen]
     labels = [float(r["lr"]) <= truth[cell_of(r)] for r in chosen]
     right = sum((m > 1) == y for m, y in zip(margins, labels, strict=True))
     found = {"runs": len(chosen), "auroc": round(auroc(margins, labels), 4), "accuracy": round(right / len(chosen), 4)}

@@ -29,7 +29,7 @@ from bench.measure import Row, Setting
 from bench.workload import PAD, make_pool
 from bench.workload import Size as Workload
 from leadline import config as configuration
-from leadline import recipes
+from leadline import history, recipes
 from leadline.config import Config
 from leadline.data.parallel import Split
 from leadline.data.store import Store, prepare
@@ -40,7 +40,6 @@ from leadline.model import Transformer
 from leadline.tasks.translation import collate
 from leadline.training import checkpoint
 from leadline.training.checkpoint import State
-from leadline.training.run import read_metrics
 from leadline.training.step import make_step
 
 
@@ -130,8 +129,8 @@ def learning(size: Size, out: Path) -> tuple[list[Row], list[str]]:
     execute(jobs, out, 2, lambda name, event: print(name, event.update, event.row.get("loss", ""), flush=True))
     rows = []
     for job in jobs:
-        losses = [row["loss"] for row in read_metrics(job.folder(out)) if "loss" in row]
-        valid = [row["valid_nll"] for row in read_metrics(job.folder(out)) if "valid_nll" in row]
+        losses = [row["loss"] for row in history.read(job.folder(out)).rows if "loss" in row]
+        valid = [row["valid_nll"] for row in history.read(job.folder(out)).rows if "valid_nll" in row]
         names = {"contestant": job.config.model.placement, "layers": f"{layers}-{layers}"}
         rows.append(names | {"first_loss": losses[0], "last_loss": losses[-1], "valid_loss": valid[-1]})
     return rows, [f"{size.updates} updates; a guess by how often each token comes has {of_word_counts(store):.2f}"]

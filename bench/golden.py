@@ -58,7 +58,6 @@ def measured(case: str, step: str, folder: Path) -> dict[str, Any]:
     from leadline import recipes
     from leadline.files import sha256
     from leadline.training import graph, loop
-    from leadline.training.run import read_metrics
 
     recipe, settings = CASES[case]
     text(folder / "text.txt")
@@ -73,7 +72,7 @@ def measured(case: str, step: str, folder: Path) -> dict[str, Any]:
         run = loop.train(configuration.override(recipes.find(recipe), given), folder / "run")
     finally:
         graph.require_usable = before
-    rows = read_metrics(run)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {
         "losses": [row["loss"] for row in rows if "loss" in row],
         "weights": sha256(run / "checkpoints" / f"{updates:08d}" / "model.safetensors"),

@@ -142,16 +142,12 @@ def probe_one(cell: Cell) -> list[dict[str, Any]]:
 
     from leadline.cli.subjects import of_config
     from leadline.diagnose import probe
-    from leadline.diagnose.record import Record
     from leadline.diagnose.verdict import STEPS, features
 
     torch.set_num_threads(1)
     subject = of_config(config_of(cell, RATES[0]))
     start = probe.look(subject, subject.batches[-1])
-    before = [
-        Record("diversity", probe.diversity(stream), position=c.position)
-        for c, stream in zip(subject.connections, start.streams, strict=True)
-    ]
+    before = probe.at_start(subject, start)
     rows = []
     for lr in RATES:
         records = probe.rollout(subject, lr, STEPS, start=start)

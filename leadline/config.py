@@ -215,10 +215,10 @@ class DecodeConfig:
     max_ratio: float = 2.0  # a translation is at most this many times its source, plus 20 tokens
 
     def __post_init__(self) -> None:
-        if self.beam < 1 or self.batch_tokens < 1 or self.max_ratio <= 0:
-            raise UserError("decode.beam and decode.batch_tokens must be at least 1, decode.max_ratio above 0")
-        if not (self.max_ratio <= 1000 and 0 <= self.length_penalty <= 1000):
-            raise UserError("decode.max_ratio and decode.length_penalty must be at most 1000, the penalty at least 0")
+        if not 1 <= self.beam <= 1000 or self.batch_tokens < 1:
+            raise UserError("decode.beam must be from 1 to 1000, decode.batch_tokens at least 1")
+        if not (0 < self.max_ratio <= 1000 and 0 <= self.length_penalty <= 1000):
+            raise UserError("decode.max_ratio must be above 0 and at most 1000, decode.length_penalty from 0 to 1000")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +239,15 @@ class Config:
 
 
 PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
+
+# What a run may change when it goes on; with anything else it would be another run (see train.start).
+LATER = {
+    "data.source",  # it may have moved; that it is the same data is checked
+    *(f"decode.{option.name}" for option in dataclasses.fields(DecodeConfig)),
+    *(f"optim.{option.name}" for option in dataclasses.fields(OptimConfig) if option.name != "name"),
+    *(f"train.{name}" for name in ("updates", "epochs", "device", "precision", "step", "recompute", "eval_every")),
+    *(f"train.{name}" for name in ("bleu_sentences", "patience", "save_every", "keep", "log_every")),
+}
 
 
 def settings(config: Config) -> dict[str, Any]:

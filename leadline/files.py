@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -25,6 +26,19 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Raises ValueError at whatever is not JSON, also where it is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """Raises OSError where it is not there and ValueError where it is not JSON."""
+    return parse_json(path.read_bytes())
+
+
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[TextIO]:
     """A text file that takes the place of `path` when all of it is on the disk; until then `path` is as it was."""
@@ -35,11 +49,12 @@ def written(path: Path) -> Iterator[TextIO]:
     target = path.resolve()  # what a link leads to
     temporary = target.with_name(f".{target.name}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
+        sync(target.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -48,15 +63,14 @@ def written(path: Path) -> Iterator[TextIO]:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Atomically: a reader sees the old file or the new one."""
+def write_text(path: Path, text: str) -> None:
+    """Atomically: a reader sees the old file or the new one, also after the power has failed."""
     with written(path) as file:
-        file.write(to_json(value, indent=1))
+        file.write(text)
 
 
-def checksum(value: Any) -> str:
-    """SHA-256 of a JSON value, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, to_json(value, indent=1))
 
 
 def sync(path: Path) -> None:
@@ -73,3 +87,18 @@ def sync(path: Path) -> None:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def reason(error: OSError) -> str:
+    """Why a file cannot be read or written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "the disk is full" if full else error.strerror or str(error)
+
+
+def checksum(value: Any) -> str:
+    """SHA-256 of a JSON value, whatever the order of its keys."""
+    return sha256_of(json.dumps(value, sort_keys=True))

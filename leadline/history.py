@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from leadline.files import parse_json
 
 Row = dict[str, Any]  # of one update: what was measured by name; None where it was not finite
 
@@ -40,23 +41,28 @@ def number(value: object) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def parse(line: bytes | str) -> Row | None:
-    """A measurement, or None for what is damaged."""
+def lines(path: Path) -> list[tuple[bytes, Row | None]]:
+    """Each line and what it says, None where it is damaged.
+
+    Half a last line is no damage: a run that was killed, or is writing right now, leaves one.
+    """
+    *whole, last = path.read_bytes().split(b"\n")
+    parsed = [(line, _parse(line)) for line in whole if line.strip()]
+    return [*parsed, (last, row)] if (row := _parse(last)) else parsed
+
+
+def _parse(line: bytes) -> Row | None:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):  # what is not UTF-8 too
+        row = parse_json(line)
+    except ValueError:  # what is not UTF-8 too
         return None
     return row if isinstance(row, dict) and number(row.get("update")) is not None else None
 
 
 def read(folder: Path) -> History:
-    """What metrics.jsonl says; damaged lines are left out and counted.
-
-    Half a last line is no damage: a run that was killed, or is writing right now, leaves one.
-    """
+    """What metrics.jsonl says; damaged lines are left out and counted."""
     try:
-        lines = (folder / "metrics.jsonl").read_bytes().split(b"\n")
+        rows = [row for _, row in lines(folder / "metrics.jsonl")]
     except FileNotFoundError:
         return History([])
-    rows = [parse(line) for line in lines]
-    return History([row for row in rows if row], sum(row is None for row in rows[:-1]))
+    return History([row for row in rows if row], sum(row is None for row in rows))

@@ -1,8 +1,11 @@
-"""What differs between operating systems: how many cores this process may use, and how a file is locked. No torch."""
+"""What differs between operating systems: cores and memory that this process may use, locks of files. No torch."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+from pathlib import Path
 from typing import IO, Any
 
 from leadline.errors import UserError
@@ -18,6 +21,17 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def memory() -> float:
+    """Bytes of this machine, or fewer where a container is given less; infinite where the system does not tell."""
+    limits = [math.inf]
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(ValueError, OSError):  # "max": no limit
+            limits.append(int(Path(path).read_text()))
+    return min(limits)
 
 
 def lock(file: IO[Any], wait: bool) -> bool:

@@ -197,6 +197,7 @@ def test_an_unknown_schedule_lists_those_that_exist() -> None:
         "optim.weight_decay=inf",
         "mask.share=nan",
         "decode.beam=0",
+        "decode.beam=1000000000",
         "decode.max_ratio=0",
         "decode.max_ratio=nan",
         "decode.max_ratio=inf",

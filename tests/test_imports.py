@@ -80,7 +80,9 @@ def test_a_prediction_shares_no_code_with_what_it_judges() -> None:
     assert parts(imported(PACKAGE / "diagnose" / "theory.py")) == set()
 
 
-@pytest.mark.parametrize("name", ["record", "theory", "structure", "faults", "verdict", "inspection", "advise"])
+@pytest.mark.parametrize(
+    "name", ["record", "theory", "structure", "faults", "fitted", "verdict", "inspection", "advise"]
+)
 def test_what_a_report_is_rebuilt_from_names_no_torch(name: str) -> None:
     found = imported(PACKAGE / "diagnose" / f"{name}.py")
     assert not any(module.split(".")[0] in ("torch", "numpy") for module in found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 
 # Read when torch loads: without it, waiting threads spin and a busy machine slows training down twentyfold.
@@ -17,6 +16,7 @@ import typer
 from leadline.cli import trainings, encoders, texts, choices, diagnosis, comparison  # isort: skip
 from leadline.cli.app import app, require_values, unusable
 from leadline.errors import Diverged, Interrupted, UserError
+from leadline.files import reason
 
 __all__ = ["app", "choices", "comparison", "diagnosis", "encoders", "main", "texts", "trainings"]
 
@@ -49,9 +49,7 @@ def main() -> None:
 def _said(error: Exception) -> str:
     """The sentence for an error that is the machine's or typer's, and not a mistake in the code; "": it may be one."""
     if isinstance(error, OSError):
-        if error.errno == errno.ENOSPC:
-            return f"the disk is full: {error.filename or 'make room and start the command again'}"
-        return f"{error.filename or 'a file'}: {error.strerror or error}"
+        return f"{reason(error)}: {error.filename}" if error.filename else reason(error)
     if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported here
         return "the device is out of memory: lower train.batch_tokens, or decode.batch_tokens to translate"
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):  # Python's and numpy's; torch's

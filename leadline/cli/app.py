@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,17 +67,29 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key of th
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.")]
 Which = Annotated[str, typer.Option("--checkpoint", help="best, last, average:K or a checkpoint's number.")]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Import the placement that the run names: its author's code.")
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")]
 
 
-def config_of(what: str, assignments: list[str] | None) -> Config:
+def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Config:
+    """A recipe or a file; that of a run names code to import only where that is allowed, or where none is imported."""
     path = Path(what)
     if path.suffix in (".yaml", ".yml", ".json"):
         raise UserError(
             f"{what} is not TOML: a config is a file such as config.toml in a run folder, with lines like lr = 1e-3 "
             "under [optim]; leadline keys lists them"
         )
-    config = configuration.load(path) if path.suffix == ".toml" or path.is_file() else recipes.find(what)
+    if path.suffix != ".toml" and not path.is_file():
+        require_no_path(what)
+        config = recipes.find(what)
+    else:
+        config = configuration.load(path)
+        if (path.parent / "run.json").exists():  # not the user's own file but a run's
+            from leadline.training.run import require_permission
+
+            require_permission(config, path, allow_code)
     config = configuration.override(config, assignments or [])
     if any(a.partition("=")[0].strip() == "data.size" for a in assignments or []):
         _require_generated(config.data.source)
@@ -91,6 +104,12 @@ def _require_generated(source: str) -> None:
             f"--set data.size: it says how much a builtin source generates, and {source} is used whole: "
             "give a shorter text (head -n) for less"
         )
+
+
+def require_no_path(what: str) -> None:
+    """What looks like a path is no name of a recipe."""
+    if "/" in what or os.sep in what or what.startswith(("~", ".")):
+        raise UserError(f"{what} does not exist: check the path, or name a recipe (leadline recipes lists them)")
 
 
 def counted(config: Config) -> str:
@@ -108,13 +127,28 @@ def number(value: Any, digits: int) -> str:
     return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
-def load_run(run: Path, which: str, device: str | None, assignments: list[str] | None) -> Any:
-    from leadline.data.sources import parse
+def load_run(
+    run: Path,
+    which: str,
+    device: str | None,
+    assignments: list[str] | None,
+    allow_code: bool,
+    sections: tuple[str, ...] = ("decode",),
+) -> Any:
+    """A run, ready to use; --set may change keys of `sections`."""
     from leadline.training.trained import load
 
-    trained = load(run, which, device)
-    imported = parse(trained.config.data.source).kind == "imported"
-    allowed = ("decode.", "data.") if imported else ("decode.",)  # who imports a run brings the data
-    if bad := [a for a in assignments or [] if not a.startswith(allowed)]:
-        raise UserError(f"--set {bad[0]}: a trained run can only change decode.* keys, such as decode.beam=5")
-    return dataclasses.replace(trained, config=configuration.override(trained.config, assignments or []))
+    trained = load(run, which, device, allow_code)
+    if bad := [a for a in assignments or [] if a.partition(".")[0] not in sections]:
+        keys = " and ".join(f"{section}.*" for section in sections)
+        raise UserError(f"--set {bad[0]}: a trained run can only change {keys} keys, such as decode.beam=5")
+    return dataclasses.replace(trained, config=override_run(trained.config, run, assignments or []))
+
+
+def override_run(config: Config, run: Path, assignments: list[str]) -> Config:
+    """With other data its vocabulary stays: text is read with the run's tokenizer.json."""
+    changed = configuration.override(config, assignments)
+    keys = {assignment.partition("=")[0].strip() for assignment in assignments}
+    if any(key.startswith("data.") for key in keys - {"data.vocabulary"}) and "data.vocabulary" not in keys:
+        changed = changed.set(data={"vocabulary": str(run / "tokenizer.json")})
+    return changed

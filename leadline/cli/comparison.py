@@ -25,23 +25,28 @@ from leadline.errors import UserError, nearest
 @app.command()
 def placements(
     layers: Annotated[tuple[int, int], typer.Option(help="Encoder and decoder layers; 0: no such stack.")] = (6, 6),
-    dim: Annotated[int, typer.Option(help="Width of the model.")] = 512,
-    ffn_dim: Annotated[int, typer.Option(help="Width of the feed-forward layer.")] = 1024,
+    dim: Annotated[int | None, typer.Option(help="Width of the model; 512 if not given.")] = None,
+    ffn_dim: Annotated[int | None, typer.Option(help="Width of the feed-forward layer; 1024 if not given.")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Measure small fresh models instead: growth, gradients, first step.")
     ] = False,
-    lr: Annotated[float, typer.Option(help="--compare: the rate of the first steps.")] = 4e-3,
+    lr: Annotated[float | None, typer.Option(help="--compare: the rate of the first steps; 4e-3 if not given.")] = None,
     as_json: Json = False,
 ) -> None:
     """Constants and the initial std of every weight role, for each placement, from the code itself."""
     from leadline.model.init import table as rows_of
     from leadline.placement import PLACEMENTS, ROLES
 
+    if compare and (dim or ffn_dim):
+        raise UserError("--dim and --ffn-dim mean nothing with --compare, which measures models of one small width")
+    if lr is not None and not compare:
+        raise UserError("--lr means nothing without --compare: constants do not depend on it")
+    dim, ffn_dim = dim or 512, ffn_dim or 1024
     sizes: Any = {"encoder_layers": layers[0], "decoder_layers": layers[1], "dim": dim, "ffn_dim": ffn_dim, "heads": 1}
     architecture = ModelConfig(**sizes).architecture
     defined = [name for name, found in PLACEMENTS.items() if architecture in found.architectures]
     if compare:
-        _compare(defined, layers, lr, as_json)
+        _compare(defined, layers, 4e-3 if lr is None else lr, as_json)
         return
     rows = [row for name in defined for row in rows_of(ModelConfig(placement=name, **sizes))]
     if as_json:
@@ -124,7 +129,9 @@ def reproduce(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Only runs whose name begins so; may be repeated.")
     ] = None,
-    at_once: Annotated[int, typer.Option("--jobs", help="Trainings side by side.")] = 2,
+    at_once: Annotated[
+        int | None, typer.Option("--jobs", help="Trainings side by side; 2 if not given. A cluster decides by itself.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs and tables; what is there already is used.")] = Path(
         "reproduced"
     ),
@@ -141,6 +148,8 @@ def reproduce(
     from leadline.reproduce.showing import overview
 
     known = list(figures.FIGURES)
+    if what == "list" and any((sources, seeds, depths, only, at_once, on, assignments)):
+        raise UserError("reproduce list takes no options but --json: name a figure, or all")
     if what == "list":
         titles = {name: figure.title for name, figure in figures.FIGURES.items()}
         if as_json:
@@ -155,8 +164,10 @@ def reproduce(
         raise UserError("--only and --depth choose among the runs of one figure: name it instead of all")
     if scale not in figures.SCALES:
         raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, figures.SCALES)}")
-    if min(1 if seeds is None else seeds, at_once, *(depths or [1])) < 1:
+    if min(1 if value is None else value for value in (seeds, at_once, *(depths or ()))) < 1:
         raise UserError("--seeds, --jobs and --depth must be at least 1")
+    if on and at_once:
+        raise UserError("--jobs means nothing with --on: a cluster runs as many at once as it has room for")
     execute = runner(on)
     answers = {}
     for name in known if what == "all" else [what]:
@@ -165,7 +176,7 @@ def reproduce(
         if base.train.eval_every < 0:
             raise UserError("--set train.eval_every=-1: figures and tables are made of evaluations; leave it as it is")
         wanted = seeds or (1 if scale == "tiny" else figures.FIGURES[name].seeds)
-        answers[name] = _figure(name, scale, base, wanted, chosen, at_once, out, as_json, execute)
+        answers[name] = _figure(name, scale, base, wanted, chosen, at_once or 2, out, as_json, execute)
     page = overview(out, figures.FIGURES) if what == "all" else None
     if as_json:
         print_json(answers if what == "all" else answers[what])

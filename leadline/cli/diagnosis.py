@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from leadline.cli.app import (
+    AllowCode,
     Json,
     Set,
     app,
@@ -30,35 +32,36 @@ def inspect_command(
     assignments: Set = None,
     out: Annotated[Path | None, typer.Option(help="Folder for inspection.json and records.jsonl.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page; figures as PNG and CSV go beside it.")] = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Say before training whether a model will train, which layer is the trouble and what to change."""
-    if lr is not None and not lr > 0:
-        raise UserError(f"--lr must be above 0, not {lr:g}")
+    if lr is not None and not 0 < lr < math.inf:
+        raise UserError(f"--lr must be above 0 and finite, not {lr:g}")
     if seeds < 1 or (warmup or 0) < 0:
         raise UserError("--seeds must be at least 1 and --warmup 0 or more")
     from leadline.cli import subjects
     from leadline.diagnose.inspect import inspect_seeds
 
     with counting("steps") as progress:
-        make, config = subjects.find(what, lr, assignments or [], progress)
+        make, config = subjects.find(what, lr, assignments or [], progress, allow_code)
         updates = warmup if warmup is not None else config.optim.warmup if config else 0
         first = config.train.seed if config else 1
-        found = inspect_seeds(make, range(first, first + seeds), what, lr, updates if updates > 1 else 0, progress)
+        inspected = inspect_seeds(make, range(first, first + seeds), what, lr, updates if updates > 1 else 0, progress)
         if html and config:
-            found = subjects.with_depths(found, config, progress)
+            inspected = subjects.with_depths(inspected, config, progress)
     if out:
-        found.save(out)
+        inspected.save(out)
     if html:
         from leadline.report import inspections, page
 
-        page.write(f"leadline inspect {what}", inspections.sections_of(found), html, html.with_suffix(""))
+        page.write(f"leadline inspect {what}", inspections.sections_of(inspected), html, html.with_suffix(""))
     if as_json:
-        print_json({"name": found.name, "verdict": asdict(found.verdict), "facts": found.facts,
-                     "findings": [asdict(f) for f in found.findings],
-                     "connections": [asdict(c) for c in found.connections]})  # fmt: skip
+        print_json({"name": inspected.name, "verdict": asdict(inspected.verdict), "facts": inspected.facts,
+                     "findings": [asdict(f) for f in inspected.findings],
+                     "connections": [asdict(c) for c in inspected.connections]})  # fmt: skip
         return
-    answer.print(str(found), soft_wrap=True)
+    answer.print(str(inspected), soft_wrap=True)
     if html:
         answer.print(f"page: {html}", soft_wrap=True)
 
@@ -75,22 +78,22 @@ def advise_command(
     """Placement, α and β, rate and expected update for a model not built yet, from a measured table."""
     from leadline.diagnose.advise import advise
 
-    found = advise(layers, dim, arch, batch_tokens, warmup)  # type: ignore[arg-type]
+    entries = advise(layers, dim, arch, batch_tokens, warmup)  # type: ignore[arg-type]
     if as_json:
-        print_json([asdict(entry) for entry in found])
+        print_json([asdict(entry) for entry in entries])
         return
     rows = [
         [entry.placement, f"{entry.rate:.1e}" if entry.rate else "does not train",
          f"{entry.highest_rate:.1e}" if entry.rate else "", f"{entry.output_change:.2f}" if entry.rate else ""]
-        for entry in found
+        for entry in entries
     ]  # fmt: skip
     title = f"{arch}, {layers} layers, d {dim}, warm-up {warmup}: best first"
     table(title, ["placement", "use lr", "highest lr", "‖ΔF‖ of the first step"], rows)
-    for entry in found:
+    for entry in entries:
         if entry.constants:
             named = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in entry.constants.items())
             answer.print(f"{entry.placement}: {named}", soft_wrap=True)
-    for line in found[0].beyond:
+    for line in entries[0].beyond:
         answer.print(f"note: {line}", soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,8 @@ from typing import Annotated
 import typer
 
 from leadline.cli.app import (
+    AllowCode,
+    Device,
     Json,
     RunFolder,
     Set,
@@ -19,6 +22,7 @@ from leadline.cli.app import (
 )
 from leadline.cli.terminal import TrainingView, answer, counting, screen, table
 from leadline.errors import UserError, nearest
+from leadline.files import to_json
 
 
 @app.command("finetune")
@@ -44,6 +48,7 @@ def finetune_command(
         "finetuned"
     ),
     assignments: Set = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a pre-trained run to classify: mean and 95 % interval over seeds; start it again to go on with it."""
@@ -52,33 +57,67 @@ def finetune_command(
 
     if metric not in tuning.METRICS:
         raise UserError(f"--metric cannot be {metric!r}: {nearest(metric, tuning.METRICS)}")
+    if source and task.replace("-", "_") not in tuning.KNOWN_FILES:
+        raise UserError(f"--data is where the files of mrpc or rte are: --task {task} needs none")
     if min(seeds, at_once) < 1:
         raise UserError("--seeds and --jobs must be at least 1")
     usual = tuning.FULL if full else tuning.USUAL
     grid = settings_of(batches or usual[0], rates or usual[1], epochs or usual[2])
-    base = tuning.configure(run, task, source, assignments or [], which)
+    base = tuning.configure(run, task, source, assignments or [], which, allow_code)
     folder = out / f"{Path(task).stem}-{run.resolve().name}-{which.replace(':', '')}"
     with counting("examples") as progress, TrainingView() as view:
-        found = tuning.finetune(base, grid, seeds, at_once, folder, metric, view.show, progress)
+        tuned = tuning.finetune(base, grid, seeds, at_once, folder, metric, view.show, progress)
     if as_json:
-        shown = [asdict(each) | {"mean": each.mean, "interval": each.interval} for each in found.settings]
-        print_json({"metric": metric, "best": asdict(found.best.setting) | {"mean": found.best.mean,
-                     "interval": found.best.interval}, "settings": shown, "cut": found.cut,
-                     "folder": str(folder), "run": str(found.run)})  # fmt: skip
+        shown = [asdict(each) | {"mean": each.mean, "interval": each.interval} for each in tuned.settings]
+        print_json({"metric": metric, "best": asdict(tuned.best.setting) | {"mean": tuned.best.mean,
+                     "interval": tuned.best.interval}, "settings": shown, "cut": tuned.cut,
+                     "folder": str(folder), "run": str(tuned.run)})  # fmt: skip
         return
     rows = [[str(e.setting.batch), f"{e.setting.lr:g}", str(e.setting.epochs), str(len(e.scores)), str(e)]
-            for e in found.settings]  # fmt: skip
+            for e in tuned.settings]  # fmt: skip
     answer.print(f"{metric} on the validation split in %: mean over seeds ± half of its 95 % confidence interval")
     table("", ["batch", "lr", "epochs", "runs", metric], rows)
     if len(rows) > 1:
-        best = found.best.setting
-        answer.print(f"best: batch {best.batch}, lr {best.lr:g}, {best.epochs} epochs: {found.best}", soft_wrap=True)
-    for split, count in found.cut.items():
+        best = tuned.best.setting
+        answer.print(f"best: batch {best.batch}, lr {best.lr:g}, {best.epochs} epochs: {tuned.best}", soft_wrap=True)
+    for split, count in tuned.cut.items():
         if count:
             limit = f"model.max_length={base.model.max_length}"
             answer.print(f"{count} examples of {split} are longer than {limit} and cut", soft_wrap=True)
     answer.print(f"runs, results.csv and table.json: {folder}", soft_wrap=True)
-    answer.print(f"next: leadline train {found.run}/config.toml --out runs/mine, for a model to keep", soft_wrap=True)
+    answer.print(f"next: leadline evaluate {tuned.run}, or echo … | leadline classify {tuned.run}", soft_wrap=True)
+
+
+@app.command()
+def classify(
+    run: RunFolder,
+    source: Annotated[
+        Path | None, typer.Option("--input", "-i", help="A file of texts, one a line; stdin if not given.")
+    ] = None,
+    which: Which = "best",
+    device: Device = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Label new text with a fine-tuned run, line by line; two texts are written with a tab between them."""
+    from leadline.data.text import lines_of, lines_ready
+    from leadline.tasks.classifier import Classifier
+    from leadline.training.run import labels_of
+
+    trained, labels = load_run(run, which, device, None, allow_code), labels_of(run)
+    if not labels:
+        raise UserError(f"{run} has no labels: it was trained for {trained.config.task} and cannot classify")
+    classifier = Classifier(trained.model, trained.tokenizer, trained.config, labels)
+    if source is None and sys.stdin is None:
+        raise UserError("stdin is closed: pipe texts into leadline classify, or name a file with --input")
+    for lines in [list(lines_of(source))] if source else lines_ready(sys.stdin.buffer):  # type: ignore[arg-type]
+        for line, shares in zip(lines, classifier.probabilities([*map(classifier.split, lines)]), strict=True):
+            label = max(shares, key=shares.__getitem__)
+            print(to_json({"text": line, "label": label, "probabilities": shares}) if as_json else label)
+        sys.stdout.flush()
+    if classifier.cut:
+        limit = f"model.max_length={trained.config.model.max_length}"
+        screen.print(f"{classifier.cut} lines are longer than {limit} and were cut", soft_wrap=True)
 
 
 @app.command("export")
@@ -86,12 +125,13 @@ def export_command(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
     which: Which = "best",
+    allow_code: AllowCode = False,
 ) -> None:
     """Write a run as a folder that Hugging Face's transformers opens: BERT, or RoBERTa-PreLayerNorm for Pre-LN."""
     from leadline.exchange import huggingface
     from leadline.training.run import labels_of
 
-    trained = load_run(run, which, "cpu", None)
+    trained = load_run(run, which, "cpu", None, allow_code)
     notes = huggingface.save(trained, out, labels_of(run))
     answer.print(f"{out}: checkpoint {trained.checkpoint} of {run} as {huggingface.architecture(out)}", soft_wrap=True)
     for note in notes:

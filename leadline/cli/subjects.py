@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 import sys
@@ -16,39 +15,40 @@ import torch
 from torch import nn
 
 from leadline import config as configuration
-from leadline import recipes, tasks
+from leadline import tasks
+from leadline.cli.app import config_of, override_run
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.diagnose.inspect import BATCHES, batches_of, last_gradient, optimizer_of
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.probe import Subject
 from leadline.errors import UserError
-from leadline.model import Transformer
+from leadline.exchange import huggingface
+from leadline.model.init import base_of
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
-from leadline.training.trained import load
+from leadline.training.trained import Trained, load
 
 Make = Callable[[int], Subject]  # from a seed
 TOKENS = 512  # in a batch: enough for stable statistics, few enough for a CPU
 
 
 def find(
-    what: str, lr: float | None, assignments: list[str], progress: Progress | None = None
+    what: str, lr: float | None, assignments: list[str], progress: Progress | None = None, allow_code: bool = False
 ) -> tuple[Make, Config | None]:
     """How to make the subject for each seed, and its config if it is one of ours."""
     path = Path(what)
     if path.is_dir() and (path / "config.toml").exists():
-        return _of_run(path, lr, assignments, progress)
+        return _of_run(path, lr, assignments, progress, allow_code)
     if path.is_dir() and (path / "config.json").exists():
         _no_settings(what, assignments)
         return (lambda seed: _hugging_face(path, lr or 1e-3, seed)), None
     if path.is_dir():
         raise UserError(f"{what} is neither a run (config.toml) nor a Hugging Face model (config.json)")
-    if ":" in what and path.suffix != ".toml":
+    if ":" in what and "/" not in what and path.suffix != ".toml":
         _no_settings(what, assignments)
         return (lambda seed: _factory(what, lr or 1e-3, seed)), None
-    found = configuration.load(path) if path.suffix == ".toml" else recipes.find(what)
-    config = _asked(configuration.override(found, assignments), lr)
+    config = _asked(config_of(what, assignments, allow_code), lr)
     return (lambda seed: of_config(config.set(train={"seed": seed}), progress=progress)), config
 
 
@@ -61,37 +61,43 @@ def _no_settings(what: str, assignments: list[str]) -> None:
         raise UserError(f"--set changes a recipe or a run; {what} has no config of ours")
 
 
-def of_config(config: Config, model: Transformer | None = None, progress: Progress | None = None) -> Subject:
-    """The model, the data and the optimizer a config would train; `model`: with the weights it already has."""
+def of_config(config: Config, trained: Trained | None = None, progress: Progress | None = None) -> Subject:
+    """The model, the data and the optimizer a config would train; `trained`: with the weights it already has."""
     tokens = max(min(config.train.batch_tokens, TOKENS), config.model.max_length)
     config = replace(config, train=replace(config.train, batch_tokens=tokens))
-    store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
-    task = tasks.find(config.task)(config, store)
-    fresh = model is None
-    model = model if model is not None else task.build_model()
+    if trained:
+        task, model = replace(trained, config=config).task(progress), trained.model
+    else:
+        store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
+        task = tasks.find(config.task)(config, store)
+        model = task.build_model()
     model.use_attention("padded")
     device = next(model.parameters()).device
     batches = [task.collate(rows).to(device) for rows in task.epoch(0)[:BATCHES]]
-    if fresh:
+    if not trained:
         model.calibrate(lambda: task.loss(model, batches[0], 1.0))
 
     def loss(output: torch.Tensor, batch: Any) -> torch.Tensor:
         return task.loss_of_hidden(model, output, batch, batch.count)
 
-    return Subject(model, batches, loss, optim.optimizer(config.optim, model), fresh, task.hidden)
+    start = base_of(config.model)
+    optimizer = optim.optimizer(config.optim, model)
+    return Subject(model, batches, loss, optimizer, not trained, task.hidden, config.data.source, start)
 
 
 def _of_run(
-    folder: Path, lr: float | None, assignments: list[str], progress: Progress | None
+    folder: Path, lr: float | None, assignments: list[str], progress: Progress | None, allow_code: bool
 ) -> tuple[Make, Config | None]:
     """A run is inspected with the weights of its last checkpoint."""
-    config = _asked(configuration.override(runs.load_config(folder), assignments), lr)
-    for assignment in assignments:
-        if checkpoint.names(folder) and assignment.startswith("model."):
-            raise UserError(f"--set {assignment}: the model of {folder} is trained; inspect its config.toml instead")
+    config = runs.load_config(folder, allow_code)
     if not checkpoint.names(folder):
-        return (lambda seed: of_config(config.set(train={"seed": seed}), progress=progress)), config
-    return (lambda seed: of_config(config, load(folder, "last").model, progress)), config
+        fresh = _asked(configuration.override(config, assignments), lr)
+        return (lambda seed: of_config(fresh.set(train={"seed": seed}), progress=progress)), fresh
+    for assignment in assignments:
+        if assignment.startswith("model."):
+            raise UserError(f"--set {assignment}: the model of {folder} is trained; inspect its config.toml instead")
+    config = _asked(override_run(config, folder, assignments), lr)
+    return (lambda seed: of_config(config, load(folder, "last", allow_code=allow_code), progress)), config
 
 
 def _hugging_face(folder: Path, lr: float, seed: int) -> Subject:
@@ -102,22 +108,24 @@ def _hugging_face(folder: Path, lr: float, seed: int) -> Subject:
         raise UserError(
             "a Hugging Face folder needs the transformers package: pip install leadline[huggingface]"
         ) from None
+    path = folder / "config.json"
+    kind = getattr(transformers, huggingface.architecture(folder), None)
     try:
-        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers has many of its own
-        raise UserError(f"{folder / 'config.json'} cannot be read as a Hugging Face config: {_first(error)}") from None
-    kind = getattr(transformers, (described.get("architectures") or [""])[0] or "-", None)
+        raise UserError(f"{path} cannot be read as a Hugging Face config: {_first(error)}") from None
     torch.manual_seed(seed)
     try:
-        model = kind(config) if kind else transformers.AutoModelForCausalLM.from_config(config)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            model: Any = kind(config)
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model.train()
+        batches = [_random_batch(model, config) for _ in range(BATCHES)]
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     except Exception as error:
-        raise UserError(
-            f"{folder / 'config.json'} does not say which model with a loss to build: {_first(error)}"
-        ) from None
-    model.train()
-    batches = [_random_batch(model, config) for _ in range(BATCHES)]
-    return Subject(model, batches, None, torch.optim.Adam(model.parameters(), lr=lr))
+        raise UserError(f"{path} does not say which model with a loss to build: {_first(error)}") from None
+    return Subject(model, batches, None, optimizer)
 
 
 def _random_batch(model: Any, config: Any) -> dict[str, torch.Tensor]:
@@ -146,12 +154,12 @@ def _factory(what: str, lr: float, seed: int) -> Subject:
         raise UserError(f"{what}: {module_name} has no function {name!r}")
     torch.manual_seed(seed)
     try:
-        found = function()
+        returned = function()
     except Exception as error:
         raise UserError(f"{what} failed: {_first(error)}") from error
-    if not isinstance(found, tuple) or not 2 <= len(found) <= 4 or not isinstance(found[0], nn.Module):
+    if not isinstance(returned, tuple) or not 2 <= len(returned) <= 4 or not isinstance(returned[0], nn.Module):
         raise UserError(f"{what} must return (model, batch), (model, batch, loss) or (model, batch, loss, optimizer)")
-    model, batch, loss, optimizer = (*found, None, None)[:4]
+    model, batch, loss, optimizer = (*returned, None, None)[:4]
     return Subject(model, batches_of(batch), loss, optimizer_of(model, optimizer, lr))
 
 
@@ -159,7 +167,7 @@ def _first(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def with_depths(found: Inspection, config: Config, progress: Progress) -> Inspection:
+def with_depths(inspected: Inspection, config: Config, progress: Progress) -> Inspection:
     """The same config at half, the same and twice the depth: how the last gradient goes with it."""
     records = []
     stacks = (config.model.encoder_layers, config.model.decoder_layers)
@@ -167,7 +175,7 @@ def with_depths(found: Inspection, config: Config, progress: Progress) -> Inspec
         layers = [math.ceil(count * factor) for count in stacks]
         progress("measuring other depths", max(layers))
         deep = config.set(model={"encoder_layers": layers[0], "decoder_layers": layers[1]})
-        for seed in sorted({r.seed for r in found.records}):
+        for seed in sorted({r.seed for r in inspected.records}):
             subject = of_config(deep.set(train={"seed": seed}))
             records.append(last_gradient(subject, layers[1] or layers[0], seed))
-    return replace(found, records=[*found.records, *records])
+    return replace(inspected, records=[*inspected.records, *records])

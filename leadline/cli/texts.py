@@ -29,7 +29,7 @@ def data_prepare(
     """Text to tokens, once: reused when nothing changed."""
     from leadline.data.store import Store, prepare
 
-    config = config_of(what, assignments)
+    config = config_of(what, assignments, allow_code=True)
     with counting(counted(config)) as progress:
         store = Store(prepare(config.data, out, progress), config.data)
     tell(store.notes)
@@ -59,7 +59,7 @@ def data_show(
     """Pairs, examples, or the sentences of documents, as the model sees them: text and tokens."""
     from leadline.data.store import Store, prepare
 
-    config = config_of(what, assignments)
+    config = config_of(what, assignments, allow_code=True)
     with counting(counted(config)) as progress:
         store = Store(prepare(config.data, progress=progress), config.data)
     tell(store.notes)

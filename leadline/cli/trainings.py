@@ -12,8 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from leadline import recipes
+from leadline import history, recipes
 from leadline.cli.app import (
+    AllowCode,
     Device,
     Json,
     RunFolder,
@@ -34,7 +35,9 @@ from leadline.files import to_json, written
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs and the figure.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A quarter of the time; the effect still shows.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke test: too short for DeepNorm and for good translations.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Watch Post-LN fail without warm-up and Pre-LN succeed, in two or three minutes on two cores."""
@@ -69,6 +72,13 @@ def demo(
     answer.print(f"\nThe best ({winner.placement}, warm-up {winner.warmup}) translates:")
     for source, translation in translations:
         answer.print(f"  {source}  →  {translation}", soft_wrap=True)
+    if quick:
+        updates = next(iter(demonstration.configs(quick).values())).train.updates
+        answer.print(
+            f"\nA smoke test: after {updates} updates only the losses of Post-LN and Pre-LN say something; "
+            "leadline demo trains all four to the end.",
+            soft_wrap=True,
+        )
     answer.print(f"\nCurves: {folder / 'curves.png'} and {folder / 'curves.csv'}", soft_wrap=True)
 
 
@@ -81,6 +91,7 @@ def train(
     assignments: Set = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
     watch: Annotated[int, typer.Option(help="Log every layer's norms each K updates, with an alarm; 0: do not.")] = 0,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Train a model into a run folder, or go on with one: leadline train --resume RUN."""
@@ -96,7 +107,7 @@ def train(
     if resume and (assignments or out):
         raise UserError("--resume goes on with the run as it was: --set and --out cannot change it")
     folder = resume or out or runs.default_folder(Path(what or "").stem)
-    config = config_of(what, assignments) if what else runs.load_config(folder)
+    config = config_of(what, assignments, allow_code) if what else runs.load_config(folder, allow_code)
     find(config.model.placement)  # mistakes come to light before the data is prepared
     if not resume:
         runs.require_new(folder)
@@ -105,8 +116,11 @@ def train(
     tell(store.notes)
     with TrainingView() as view:
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
-        loop.resume(folder, on_step) if resume else loop.train(config, folder, on_step)
-    rows = runs.read_metrics(folder)
+        if resume:
+            loop.resume(folder, on_step, allow_code=allow_code)
+        else:
+            loop.train(config, folder, on_step)
+    rows = history.read(folder).rows
     last: dict[str, Any] = next((row for row in reversed(rows) if "valid_nll" in row), {})
     best = checkpoint.best(folder)
     if as_json:
@@ -127,10 +141,11 @@ def evaluate(
     which: Which = "best",
     assignments: Set = None,
     device: Device = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """What a run has learnt: its loss, and of a translation sacreBLEU and chrF with the signatures to compare by."""
-    trained = load_run(run, which, device, assignments)
+    trained = load_run(run, which, device, assignments, allow_code, ("decode", "data"))
     with counting(counted(trained.config)) as progress:
         task = trained.task(progress)
     tell(task.store.notes)
@@ -157,10 +172,11 @@ def translate(
     which: Which = "best",
     assignments: Set = None,
     device: Device = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Translate line by line: stdin to stdout as it comes, or a file."""
-    translator = load_run(run, which, device, assignments).translator()
+    translator = load_run(run, which, device, assignments, allow_code).translator()
     with written(target) if target else contextlib.nullcontext(sys.stdout) as out:
         for asked, translated in _translations(translator, source):
             for left, right in zip(asked, translated, strict=True):

@@ -16,7 +16,6 @@ from torch import nn
 
 from leadline.diagnose import probe
 from leadline.diagnose.probe import Subject
-from leadline.diagnose.record import Record
 from leadline.diagnose.stream import Reader
 from leadline.diagnose.verdict import STEPS, features, probability, score
 
@@ -43,13 +42,9 @@ def measure(subject: Subject, rate: float) -> Compared:
     names = {id(p): name for name, p in model.named_parameters()}
     first, last = (gradients[names[id(layers.blocks[i].ffn.contract.weight)]] for i in (0, -1))
     start = probe.look(subject, subject.batches[-1])
-    fresh = [r for r in before if r.quantity != "diversity"] + [
-        Record("diversity", probe.diversity(stream), c.where, c.position, c.stack)
-        for c, stream in zip(subject.connections, start.streams, strict=True)
-    ]
     rollout = probe.rollout(subject, rate, STEPS, start=start)
     change = next(r.value for r in rollout if r.quantity == "step_change" and r.step == 1)
-    learns = probability(score(features(fresh, rollout)))
+    learns = probability(score(features(probe.at_start(subject, start), rollout)))
     return Compared(model.config.placement, _growth(subject, layers), first, last, change, learns)
 
 

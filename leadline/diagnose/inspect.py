@@ -2,8 +2,8 @@
 
     import leadline
 
-    found = leadline.inspect(model, batch, loss=lambda output, batch: ..., optimizer=torch.optim.Adam(...))
-    print(found)
+    inspection = leadline.inspect(model, batch, loss=lambda output, batch: ..., optimizer=torch.optim.Adam(...))
+    print(inspection)
 
 The model is run and trained for a few steps at a few rates; afterwards it and its optimizer are as they were.
 """
@@ -11,6 +11,7 @@ The model is run and trained for a few steps at a few rates; afterwards it and i
 from __future__ import annotations
 
 import itertools
+import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leadline.diagnose import probe
+from leadline.diagnose import fitted, probe
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.probe import Loss, Subject
 from leadline.diagnose.record import Record
@@ -69,10 +70,10 @@ def optimizer_of(module: nn.Module, given: torch.optim.Optimizer | None, rate: f
 
 def batches_of(batch: Any) -> list[Any]:
     if isinstance(batch, Iterator | torch.utils.data.DataLoader):
-        found = list(itertools.islice(batch, BATCHES))
-        if not found:
+        batches = list(itertools.islice(batch, BATCHES))
+        if not batches:
             raise UserError("the iterator of batches is empty")
-        return found
+        return batches
     return [batch]
 
 
@@ -80,17 +81,12 @@ def inspect_subject(
     subject: Subject, name: str, rate: float | None = None, warmup: int = 0, seed: int = 0
 ) -> Inspection:
     rate = float(rate or max(group["lr"] for group in subject.optimizer.param_groups))
-    if not rate > 0:
+    if not 0 < rate < math.inf:
         raise UserError(f"the learning rate is {rate}: give the optimizer the rate you intend to train with")
-    found = subject.connections
-    before = probe.initial(subject, seed, most=2)
-    shown = subject.batches[-1]
-    start = probe.look(subject, shown)
-    at_start = [
-        Record("diversity", probe.diversity(stream), c.where, c.position, c.stack, seed=seed)
-        for c, stream in zip(found, start.streams, strict=True)
-    ]
-    before = [r for r in before if r.quantity != "diversity"] + at_start
+    connections = subject.connections
+    initial = probe.initial(subject, seed, most=2)
+    start = probe.look(subject, subject.batches[-1])
+    before = [r for r in initial if r.quantity != "diversity"] + probe.at_start(subject, start, seed)
 
     rollouts: dict[float, list[Record]] = {}
 
@@ -100,9 +96,11 @@ def inspect_subject(
         return score(features(before, rollouts[at]))
 
     _find_edge(log_odds, rate)
-    verdict = judge(found, subject.findings, before, rollouts, rate, warmup)
+    facts = _facts(subject)
+    differences = fitted.outside(connections, facts)
+    verdict = judge(connections, subject.findings, before, rollouts, rate, warmup, differences)
     records = [*before, *(r for at in sorted(rollouts) for r in rollouts[at])]
-    return Inspection(name, found, subject.findings, records, verdict, _facts(subject))
+    return Inspection(name, connections, subject.findings, records, verdict, facts)
 
 
 def inspect_seeds(
@@ -114,17 +112,17 @@ def inspect_seeds(
     progress: Callable[[str, int], None] = lambda what, done: None,
 ) -> Inspection:
     """The same model drawn several times: the records of all, the verdict of the one in the middle."""
-    found = []
+    inspections = []
     for count, seed in enumerate(seeds):
         progress("inspecting", count)
-        found.append(inspect_subject(make(seed), name, rate, warmup, seed))
-    ordered = sorted(found, key=lambda inspection: inspection.verdict.highest_rate)
+        inspections.append(inspect_subject(make(seed), name, rate, warmup, seed))
+    ordered = sorted(inspections, key=lambda inspection: inspection.verdict.highest_rate)
     middle = ordered[(len(ordered) - 1) // 2]
-    if len(found) > 1:
+    if len(inspections) > 1:
         low, high = ordered[0].verdict.highest_rate, ordered[-1].verdict.highest_rate
-        line = f"seeds: over {len(found)} of them the highest rate without warm-up is {low:.1e} to {high:.1e}"
+        line = f"seeds: over {len(inspections)} of them the highest rate without warm-up is {low:.1e} to {high:.1e}"
         middle = replace(middle, verdict=replace(middle.verdict, evidence=[*middle.verdict.evidence, line]))
-    return replace(middle, records=[r for inspection in found for r in inspection.records])
+    return replace(middle, records=[r for inspection in inspections for r in inspection.records])
 
 
 def last_gradient(subject: Subject, layers: int, seed: int = 0) -> Record:
@@ -155,6 +153,8 @@ def _facts(subject: Subject) -> dict[str, Any]:
         "weights": sum(p.numel() for p in model.parameters()),
         "frozen": sum(p.numel() for p in model.parameters() if not p.requires_grad),
         "optimizer": type(optimizer).__name__,
+        "data": subject.data,
+        "start": subject.start if subject.initial else "trained",
         "dtype": str(first.dtype).removeprefix("torch."),
         "device": str(first.device),
         "batches": len(subject.batches),

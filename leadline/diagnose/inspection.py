@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from leadline.diagnose import record
+from leadline.diagnose import fitted, record
 from leadline.diagnose.faults import Finding
 from leadline.diagnose.record import Record
 from leadline.diagnose.structure import Connection
@@ -68,9 +68,10 @@ def lines(inspection: Inspection) -> list[str]:
     judged = f" (judged as {longest_warmup()})" if v.warmup > longest_warmup() else ""
     said = [f"{inspection.name}: {v.answer}", f"  at lr {v.rate:g}, warm-up {v.warmup}{judged}: "
             f"{'trains' if v.trains else 'does not train'} (probability of learning {v.probability:.2f})"]  # fmt: skip
+    said += [f"  {fitted.hint(v.outside)}"] if v.outside else []
     said += [f"  because {line}" for line in v.evidence]
     if not v.trains:
-        said.append(f"  the first layer that moves: {v.where}")
+        said.append(f"  in the first step the residual stream changes most from {v.where} on")
     for f in inspection.findings:
         more = f" ({f.places} places)" if f.places > 1 else ""
         said.append(f"  {'wrong' if f.severity == 'fault' else 'note'}: {f.where}{more}: {f.message}")

@@ -41,6 +41,8 @@ class Subject:
     optimizer: torch.optim.Optimizer
     initial: bool = True  # the weights are as they were drawn
     call: Callable[[Any, Any], Any] | None = None  # how the model is run on a batch, where that is special
+    data: str = ""  # where the batches come from, if that is one of our sources
+    start: str = ""  # the base initialisation of the weights, if it is one of ours
 
     def run(self, batch: Any) -> Any:
         with _one_sentence(self.model):
@@ -53,19 +55,17 @@ class Subject:
             return self.model(batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor:
+        value: Any = output if isinstance(output, Tensor) and output.ndim == 0 else getattr(output, "loss", None)
         if self.loss is not None:
             value = self.loss(output, batch)
-        else:
-            found = output if isinstance(output, Tensor) and output.ndim == 0 else getattr(output, "loss", None)
-            if found is None:
-                raise UserError(
-                    "the model gives no loss for this batch: put the labels into the batch, or pass "
-                    "loss=function(output, batch)"
-                )
-            value = found
+        if value is None and self.loss is None:
+            raise UserError(
+                "the model gives no loss for this batch: put the labels into the batch, or pass "
+                "loss=function(output, batch)"
+            )
         if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
             raise UserError("the loss must be one number: a tensor without dimensions")
-        if not value.requires_grad:
+        if torch.is_grad_enabled() and not value.requires_grad:
             raise UserError("the loss does not depend on any weight that can be trained: unfreeze some of them")
         return value
 
@@ -172,18 +172,30 @@ def relative_change(new: Tensor, old: Tensor) -> float:
 
 @dataclass
 class Look:
-    """The streams after every connection and the model's output, on one batch."""
+    """The streams after every connection, the model's output and its loss, on one batch without dropout."""
 
     streams: list[Tensor]
     output: Tensor
+    loss: float
 
 
 def look(subject: Subject, batch: Any) -> Look:
     wanted: dict[int, list[Tensor]] = {c.add: [] for c in subject.connections}
-    with quiet(subject.model), subject.reading(wanted):
-        output = output_of(subject.run(batch))
+    with quiet(subject.model):
+        with subject.reading(wanted):
+            result = subject.run(batch)
+        output, loss = output_of(result), float(subject.loss_of(result, batch))
     streams = [wanted[c.add][-1] for c in subject.connections]
-    return Look(streams, streams[-1] if output is None else output.detach().float())
+    return Look(streams, streams[-1] if output is None else output.detach().float(), loss)
+
+
+def at_start(subject: Subject, start: Look, seed: int = 0) -> list[Record]:
+    """What a rollout is compared with: how different the tokens are, and the loss."""
+    records = [
+        Record("diversity", diversity(stream), c.where, c.position, c.stack, seed=seed)
+        for c, stream in zip(subject.connections, start.streams, strict=True)
+    ]
+    return [*records, Record("shown_loss", start.loss, seed=seed)]
 
 
 def initial(subject: Subject, seed: int = 0, most: int | None = None) -> list[Record]:
@@ -288,7 +300,7 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
     """The first steps of training at a constant rate, from where the model stands.
 
     After each step, on the last batch (which is not trained on where there are several): how far the output and every
-    stream have moved since the start, how far in this step, and how different the tokens still are.
+    stream have moved since the start, how far in this step, how different the tokens still are, and the loss.
     """
     optimizer, batches = subject.optimizer, subject.batches
     train, shown = (batches[:-1], batches[-1]) if len(batches) > 1 else (batches, batches[0])
@@ -321,6 +333,7 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
             whole: dict[str, Any] = {"step": step, "seed": seed, "rate": rate}
             records += [
                 Record("loss", float(loss.detach()), **whole),
+                Record("shown_loss", after.loss, **whole),
                 Record("output_change", relative_change(after.output, start.output), **whole),
                 Record("step_change", relative_change(after.output, before.output), **whole),
             ]

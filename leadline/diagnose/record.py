@@ -42,6 +42,7 @@ QUANTITIES = {
     "step_change": "change of the model's output on the same batch in one optimizer step, relative to its norm",
     "diversity": "how much of the stream differs between tokens: 1 nothing in common, 0 all the same",
     "loss": "loss on the batch of that step",
+    "shown_loss": "loss on the batch that is looked at and not trained on, without dropout",
 }
 
 

@@ -8,6 +8,8 @@ the gradients of the lower layers vanish. Three numbers say so after five steps 
     first      log10 of ‖ΔF‖ in step 1, the change of the model's output in one step (DeepNet's quantity)
     change     log10 of ‖ΔF‖ in step 5, when the first shock is over
 
+A loss that rises within those steps, or is not finite, counts as complete collapse.
+
 A logistic function of them, fitted on part of a grid of real trainings and scored on the rest
 (`python -m bench.stability`), gives the probability that the model learns; `calibration.json` holds its numbers.
 """
@@ -31,6 +33,8 @@ from leadline.diagnose.structure import Connection, layers_of
 STEPS = 5  # optimizer steps of a rollout
 COLLAPSE_AFTER = 3  # of them the tokens are compared with the start
 FLOOR = 1e-4  # smaller diversities and changes count as this one
+ALIKE = 0.1  # of the spread at the start: less is said to be almost identical
+RISES = 0.1  # of the loss before the first step: more is a rise, less may be chance
 HOPELESS = 0.02  # a highest rate below this over the width: no rung of the grid's ladder learnt
 
 
@@ -47,11 +51,13 @@ class Verdict:
     probability: float  # that it does
     rate: float
     warmup: int
-    highest_rate: float  # without warm-up
+    highest_rate: float  # without warm-up, at most the highest tried; 0: none of those tried trains
     needed_warmup: int | None  # at the rate asked for; None: more than was ever measured
-    where: str  # the layer that moves first
+    where: str  # from the input on, the first residual connection that one step changes strongly
     evidence: list[str] = field(default_factory=list)
     remedies: list[str] = field(default_factory=list)
+    edge_found: bool = True  # False: every rate tried trains
+    outside: list[str] = field(default_factory=list)  # in what the model differs from those the verdict was fitted on
 
 
 class Features(NamedTuple):
@@ -61,21 +67,36 @@ class Features(NamedTuple):
 
 
 def features(before: Sequence[Record], rollout: Sequence[Record]) -> Features:
-    """Of one rollout; one that broke off counts as complete collapse."""
+    """Of one rollout; one that broke off, or whose loss rises, counts as complete collapse."""
     start = {r.position: r.value for r in before if r.quantity == "diversity" and r.step == 0}
     after = {r.position: r.value for r in rollout if r.quantity == "diversity" and r.step == COLLAPSE_AFTER}
     changes = {r.step: r.value for r in rollout if r.quantity == "step_change"}
-    if not after or STEPS not in changes or not all(map(math.isfinite, (*after.values(), *changes.values()))):
+    broke_off = STEPS not in changes or not all(map(math.isfinite, (*after.values(), *changes.values())))
+    if not after or broke_off or loss_rises(before, rollout):
         return Features(math.log10(FLOOR), 0.0, 0.0)
     logs = [math.log10(max(value, FLOOR) / max(start[at], FLOOR)) for at, value in after.items()]
     first, last = (math.log10(max(changes[step], FLOOR)) for step in (1, STEPS))
     return Features(sum(logs) / len(logs), first, last)
 
 
-def score(found: Features, numbers: Mapping[str, float] | None = None) -> float:
+def losses(before: Sequence[Record], rollout: Sequence[Record]) -> tuple[float, float] | None:
+    """On the batch that is looked at, before the first step and after the last; None: they were not measured."""
+    values = [r.value for r in (*before, *rollout) if r.quantity == "shown_loss"]
+    return (values[0], values[-1]) if len(values) > 1 else None
+
+
+def loss_rises(before: Sequence[Record], rollout: Sequence[Record]) -> bool:
+    measured = losses(before, rollout)
+    if measured is None:
+        return False
+    first, last = measured
+    return not last - first <= RISES * abs(first)  # also where one is not a number
+
+
+def score(measured: Features, numbers: Mapping[str, float] | None = None) -> float:
     """Log-odds that the model learns."""
     n = numbers or calibration()["score"]
-    return n["intercept"] + sum(n[name] * value for name, value in found._asdict().items())
+    return n["intercept"] + sum(n[name] * value for name, value in measured._asdict().items())
 
 
 def probability(log_odds: float) -> float:
@@ -85,13 +106,16 @@ def probability(log_odds: float) -> float:
 
 
 def highest_rate(scores: Mapping[float, float]) -> float:
-    """Where the log-odds cross zero, on a line between the two rates around it in log rate."""
+    """Where the log-odds cross zero, on a line between the two rates around it in log rate.
+
+    Never above the highest rate tried; 0 where none of them trains.
+    """
     rates = sorted(scores)
     for low, high in itertools.pairwise(rates):
         if scores[low] > 0 >= scores[high]:
             part = scores[low] / (scores[low] - scores[high])
             return float(low * (high / low) ** part)
-    return rates[0] / 2 if scores[rates[0]] <= 0 else rates[-1] * 2
+    return rates[-1] if scores[rates[0]] > 0 else 0.0
 
 
 def warmup_gain(updates: int) -> float:
@@ -118,6 +142,19 @@ def needed_warmup(excess: float) -> int | None:
     return None
 
 
+class Judged(NamedTuple):
+    """What the sentences of a verdict are made of."""
+
+    connections: Sequence[Connection]
+    rate: float
+    warmup: int
+    lowest: float  # rate tried
+    highest: float  # rate without warm-up; 0: none of those tried
+    edge_found: bool
+    chance: float
+    needed: int | None  # warm-up updates
+
+
 def judge(
     connections: Sequence[Connection],
     findings: Sequence[Finding],
@@ -125,31 +162,32 @@ def judge(
     rollouts: Mapping[float, Sequence[Record]],
     rate: float,
     warmup: int = 0,
+    outside: Sequence[str] = (),
 ) -> Verdict:
     """`rollouts`: the records of the first steps at several rates, `rate` among them."""
     scores = {at: score(features(before, records)) for at, records in rollouts.items()}
     highest = highest_rate(scores)
     gain = warmup_gain(warmup)
     # With warm-up, a rate is judged like the lower one that it is worth.
-    excess = rate / (highest * gain)
-    log_odds = scores[rate] if gain == 1 else -_steepness(scores) * math.log2(excess)
-    needed = needed_warmup(rate / highest)
-    chance = probability(log_odds)
-    where = _first_moved(connections, rollouts[rate])
-    dim = max(c.dim for c in connections)
-    verdict = Verdict(
-        _answer(connections, rate, warmup, highest, chance, needed, dim),
+    excess = rate / (highest * gain) if highest else math.inf
+    chance = probability(scores[rate] if gain == 1 else -_steepness(scores) * math.log2(excess))
+    edge_found = min(scores.values()) <= 0
+    needed = needed_warmup(excess * gain)
+    judged = Judged(connections, rate, warmup, min(scores), highest, edge_found, chance, needed)
+    return Verdict(
+        _answer(judged),
         chance >= 0.5,
         chance,
         rate,
         warmup,
         highest,
         needed,
-        where,
-        _evidence(connections, before, rollouts[rate], rate),
-        _remedies(connections, findings, rate, warmup, highest, chance, needed),
+        _first_moved(connections, rollouts[rate]),
+        _evidence(judged, before, rollouts[rate]),
+        _remedies(judged, findings),
+        edge_found,
+        list(outside),
     )
-    return verdict
 
 
 def _steepness(scores: Mapping[float, float]) -> float:
@@ -165,23 +203,21 @@ def _placements(connections: Sequence[Connection]) -> str:
     return f"{'-'.join(str(n) for n in layers.values())} layers, {' and '.join(names)}"
 
 
-def _answer(
-    connections: Sequence[Connection],
-    rate: float,
-    warmup: int,
-    highest: float,
-    chance: float,
-    needed: int | None,
-    dim: int,
-) -> str:
-    model = _placements(connections)
+def _answer(judged: Judged) -> str:
+    _, rate, warmup, lowest, highest, edge_found, chance, needed = judged
+    model = _placements(judged.connections)
     without = f"without warm-up it trains up to lr ≈ {highest:.1e}"
     if chance >= 0.5:
+        if not edge_found:
+            return f"trains without warm-up at every rate tried ({model}): no edge found up to lr {highest:.1e}"
         if warmup and needed:
             return f"trains at lr {rate:g} with {warmup} warm-up updates ({model}); {without}"
         return f"trains without warm-up up to lr ≈ {highest:.1e} ({model})"
-    if highest * dim < HOPELESS:
-        return f"will not train at this depth ({model}): without warm-up even lr {highest:.1e} is too high"
+    if (highest or lowest / 2) * max(c.dim for c in judged.connections) < HOPELESS:
+        even = f"only lr below {highest:.1e} is low enough" if highest else f"even lr {lowest:.1e} is too high"
+        return f"will not train at this depth ({model}): without warm-up {even}"
+    if not highest:
+        return f"does not train at any rate tried, the lowest lr {lowest:.1e} ({model})"
     if needed is not None:
         return f"needs about {needed} warm-up updates at lr {rate:g} ({model}); {without}"
     enough, gain = max(calibration()["warmup_gain"], key=lambda point: point[1])  # of several the shortest
@@ -198,50 +234,60 @@ def _first_moved(connections: Sequence[Connection], rollout: Sequence[Record]) -
     return next((where for _, value, where in moved if value >= most / 2), connections[-1].where)
 
 
-def _evidence(
-    connections: Sequence[Connection], before: Sequence[Record], rollout: Sequence[Record], rate: float
-) -> list[str]:
+def _evidence(judged: Judged, before: Sequence[Record], rollout: Sequence[Record]) -> list[str]:
+    connections, rate = judged.connections, judged.rate
     said = []
+    measured = losses(before, rollout)
+    if measured and loss_rises(before, rollout):
+        last = max(r.step for r in rollout)
+        said.append(f"loss: it rises from {measured[0]:.3g} to {measured[1]:.3g} within {last} steps at lr {rate:g}")
     start = {r.position: r.value for r in before if r.quantity == "diversity"}
     after = [r for r in rollout if r.quantity == "diversity" and r.step == COLLAPSE_AFTER and start.get(r.position)]
     if after:
         worst = min(after, key=lambda r: r.value / start[r.position])
-        said.append(
-            f"tokens: after {COLLAPSE_AFTER} steps at lr {rate:g} the tokens at {worst.where} differ by "
-            f"{worst.value:.3f} of their size, at the start by {start[worst.position]:.3f}"
-        )
+        said.append(f"tokens: after {COLLAPSE_AFTER} steps at lr {rate:g} {_alike(worst, start[worst.position])}")
+        if judged.chance < 0.5 and worst.value < ALIKE * start[worst.position]:
+            said[-1] += ": the model has collapsed"
     changes = {r.step: r.value for r in rollout if r.quantity == "output_change"}
     if changes:
         last = max(changes)
         said.append(
-            f"‖ΔF‖: the first step changes the output by {changes[min(changes)]:.2f} of its size, {last} steps by "
-            f"{changes[last]:.2f}"
+            f"‖ΔF‖: the first step changes the model's output by {_percent(changes[min(changes)])} of its norm, {last} "
+            f"steps by {_percent(changes[last])}"
         )
     gradients = {r.position: r.value for r in before if r.quantity == "grad_norm_of_mean" and r.position >= 0}
     for stack in dict.fromkeys(c.stack for c in connections):
         inside = [gradients[c.position] for c in connections if c.stack == stack and c.position in gradients]
         if len(inside) > 1 and min(inside) > 0:
-            said.append(
-                f"gradients: the first sublayer of {stack} has {inside[0] / inside[-1]:.2g} times the gradient of "
-                f"its last"
-            )
+            times = inside[0] / inside[-1]
+            said.append(f"gradients: that of the first sublayer of {stack} is {times:.2g} times that of its last")
     return said[:4]
 
 
-def _remedies(
-    connections: Sequence[Connection], findings: Sequence[Finding], rate: float, warmup: int, highest: float,
-    chance: float, needed: int | None,
-) -> list[str]:  # fmt: skip
+def _alike(tokens: Record, start: float) -> str:
+    """How different the token vectors still are, beside how different they were."""
+    how = "almost identical" if tokens.value < ALIKE * start else "still different"
+    spread = f"spread {_percent(tokens.value)} of their norm, {_percent(start)} before training"
+    return f"the token vectors at {tokens.where} are {how} ({spread})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 or not share > 0 else f"{100 * share:.2g} %"
+
+
+def _remedies(judged: Judged, findings: Sequence[Finding]) -> list[str]:
     """What to change, the least change first."""
-    found = [f"fix {f.where}: {f.message}" for f in findings if f.severity == "fault"]
-    if chance >= 0.5:
-        return found
-    if needed:
-        found.append(f"warm up for about {needed} updates")
-    gain = warmup_gain(warmup)
-    found.append(
-        f"lower the rate to {0.7 * highest * gain:.1e}" + (f" with {warmup} warm-up updates" if warmup else "")
-    )
+    connections, warmup = judged.connections, judged.warmup
+    steps = [f"fix {f.where}: {f.message}" for f in findings if f.severity == "fault"]
+    if judged.chance >= 0.5:
+        return steps
+    if judged.needed:
+        steps.append(f"warm up for about {judged.needed} updates")
+    if judged.highest:
+        with_warmup = f" with {warmup} warm-up updates" if warmup else ""
+        steps.append(f"lower the rate to {0.7 * judged.highest * warmup_gain(warmup):.1e}{with_warmup}")
+    else:
+        steps.append(f"lower the rate below {judged.lowest:.1e}, the lowest tried")
     names = {c.placement for c in connections}
     if names & {"Post-LN", "no norm"}:
         layers = layers_of(connections)
@@ -249,7 +295,7 @@ def _remedies(
         counts = [n for s, n in layers.items() if s not in decoders] + [n for s, n in layers.items() if s in decoders]
         constants = theory.deepnet_constants(counts[0], counts[1] if len(counts) > 1 and decoders else 0)
         alphas = ", ".join(f"{name.replace('_', ' ')} {p.value:.3g}" for name, p in constants.items())
-        found.append(f"keep Post-LN's order but scale it as DeepNorm does ({alphas}), with warm-up")
+        steps.append(f"keep Post-LN's order but scale it as DeepNorm does ({alphas}), with warm-up")
     if names - {"Pre-LN", "Sandwich-LN", "Sub-LN"}:
-        found.append("put the norm before each sublayer (Pre-LN) and one norm at the end of each stack")
-    return found
+        steps.append("put the norm before each sublayer (Pre-LN) and one norm at the end of each stack")
+    return steps

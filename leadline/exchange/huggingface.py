@@ -93,8 +93,8 @@ def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> Non
 def load(folder: Path, out: Path) -> list[str]:
     """Make the run `out` of a folder; what was left out."""
     runs.require_new(out)
-    described = _json(folder / "config.json")
-    kind = bert.KINDS.get(described.get("model_type", ""))
+    described = description(folder)
+    kind = next((kind for name, kind in bert.KINDS.items() if name == described.get("model_type")), None)
     if kind is None:
         raise UserError(
             f"{folder}/config.json is of the type {described.get('model_type')!r}: what can be imported is "
@@ -143,20 +143,43 @@ def _cut_vocabulary(theirs: dict[str, Tensor], kind: bert.Kind, size: int, folde
 
 def architecture(folder: Path) -> str:
     """What a folder says that it is."""
-    found = _json(folder / "config.json").get("architectures")
-    return found[0] if isinstance(found, list) and found else "a model"
+    names = description(folder).get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "a model"
+
+
+def description(folder: Path) -> dict[str, Any]:
+    """config.json of a model that transformers itself has: code of a folder is never run."""
+    path = folder / "config.json"
+    described = _json(path)
+    if own := sorted(_own_code(described)):
+        raise UserError(f"{path} names code of its own ({', '.join(own)}), which is never run: give a model without it")
+    return described
+
+
+def _own_code(described: Any) -> set[str]:
+    """Keys, at any depth, by which a config names code: classes of its folder (auto_map), kernels of a hub."""
+    named, left = set[str](), [described]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            named |= {"auto_map", "custom_pipelines"} & value.keys()
+            named |= {key for key, item in value.items() if key.endswith("attn_implementation") and "/" in str(item)}
+        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return named
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: give a folder that transformers has saved") from None
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply to be a config") from None
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise UserError(f"{path} is not a JSON object")
-    return found
+    return value
 
 
 def _weights(folder: Path, kind: bert.Kind) -> dict[str, Tensor]:
@@ -170,12 +193,12 @@ def _weights(folder: Path, kind: bert.Kind) -> dict[str, Tensor]:
         raise UserError(f"{files[0]} is damaged: {error}") from None
     bare = not any(name.startswith(f"{kind.body}.") for name in tensors)
     old = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-    found = {}
-    for name, tensor in tensors.items():
+    named = {}
+    for name, tensor in ((name, tensor) for name, tensor in tensors.items() if tensor.ndim):
         for before, now in old.items():
             name = name.removesuffix(before) + now if name.endswith(before) else name
-        found[f"{kind.body}.{name}" if bare else name] = tensor.float()
-    return found
+        named[f"{kind.body}.{name}" if bare else name] = tensor.float()
+    return named
 
 
 def _model(
@@ -183,13 +206,16 @@ def _model(
 ) -> ModelConfig:
     if described.get("is_decoder") or described.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(f"{folder}/config.json: only encoders with absolute positions can be imported")
+    positions = described.get("max_position_embeddings", 512)
+    if not isinstance(positions, int):
+        raise UserError(f"{folder}/config.json: max_position_embeddings must be a whole number, not {positions!r}")
     head = f"{kind.head}.{kind.head_dense}.weight" in theirs
     last = "cls.seq_relationship" if head else "classifier" if kind is bert.BERT else "classifier.out_proj"
     scores = theirs.get(f"{last}.weight") if f"{kind.pooler}.weight" in theirs else None
     values = {ours: described.get(key, usual) for key, (ours, usual) in bert.KEYS.items()} | {
         **bert.FIXED,
         "placement": "post_ln" if kind is bert.BERT else "pre_ln",
-        "max_length": described.get("max_position_embeddings", 512) - (pad + 1 if kind is bert.PRE else 0),
+        "max_length": positions - (pad + 1 if kind is bert.PRE else 0),
         "segments": described.get("type_vocab_size", 2),
         "embeddings": "separate" if described.get("tie_word_embeddings") is False and head else "tied",
         "head": "bert" if head else "linear",
@@ -201,29 +227,34 @@ def _model(
 
 def _tokenizer(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").exists():
-        found = Tokenizer.load(folder / "tokenizer.json", DataConfig()).bpe
-        found.no_padding()
-        found.no_truncation()
+        bpe = Tokenizer.load(folder / "tokenizer.json", DataConfig()).bpe
+        bpe.no_padding()
+        bpe.no_truncation()
     elif (folder / "vocab.txt").exists():
-        found = _word_pieces(folder)
+        bpe = _word_pieces(folder)
     else:
         raise UserError(f"{folder} has neither tokenizer.json nor vocab.txt")
-    if missing := [name for name in BERT_SPECIAL if found.token_to_id(name) is None]:
+    if missing := [name for name in BERT_SPECIAL if bpe.token_to_id(name) is None]:
         raise UserError(f"the tokenizer of {folder} has no {', '.join(missing)}: only BERT's can be imported")
-    return Tokenizer(found, DataConfig())
+    return Tokenizer(bpe, DataConfig())
 
 
 def _word_pieces(folder: Path) -> BPE:
     path = folder / "tokenizer_config.json"
     settings = _json(path) if path.exists() else {}
-    lower = settings.get("do_lower_case", True)
-    found = BPE(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token="[UNK]"))
-    found.normalizer = normalizers.BertNormalizer(
-        lowercase=lower,
-        strip_accents=settings.get("strip_accents"),
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-    )
-    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    found.decoder = decoders.WordPiece()
-    found.add_special_tokens([name for name in BERT_SPECIAL if found.token_to_id(name) is not None])
-    return found
+    try:
+        bpe = BPE(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token="[UNK]"))
+    except Exception as error:  # the library has no kind of its own
+        raise UserError(f"{folder / 'vocab.txt'} is not a vocabulary: {error}") from None
+    try:
+        bpe.normalizer = normalizers.BertNormalizer(
+            lowercase=settings.get("do_lower_case", True),
+            strip_accents=settings.get("strip_accents"),
+            handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        )
+    except TypeError as error:
+        raise UserError(f"{path} is not what transformers writes: {error}") from None
+    bpe.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    bpe.decoder = decoders.WordPiece()
+    bpe.add_special_tokens([name for name in BERT_SPECIAL if bpe.token_to_id(name) is not None])
+    return bpe

@@ -31,6 +31,7 @@ from leadline.training import run as runs
 from leadline.training.events import Event
 
 TASKS = ("same_meaning", "mrpc", "rte")
+KNOWN_FILES = ("mrpc", "rte")  # tasks whose files lie somewhere
 METRICS = ("accuracy", "f1", "matthews")
 WARMUP = 0.1  # of the updates
 
@@ -51,7 +52,9 @@ class Tuned:
     cut: dict[str, int]  # examples of each split of which the end did not fit
 
 
-def configure(run: Path, task: str, source: str, assignments: Sequence[str], which: str) -> Config:
+def configure(
+    run: Path, task: str, source: str, assignments: Sequence[str], which: str, allow_code: bool = False
+) -> Config:
     """What all runs have in common: the model and the text of RUN, the rest of the task's recipe."""
     given = ("optim.lr", "optim.warmup", "train.epochs", "train.updates", "train.batch_sequences", "train.seed")
     for assignment in assignments:
@@ -62,7 +65,7 @@ def configure(run: Path, task: str, source: str, assignments: Sequence[str], whi
         raise UserError(f"--task {task!r} is neither a task nor a file or folder: {nearest(task, TASKS)}")
     recipe = recipes.find(task.replace("-", "_") if known else "rte")
     source = source or ("" if known else task)
-    before = runs.load_config(run)
+    before = runs.load_config(run, allow_code)
     if not before.model.encoder_layers or before.model.decoder_layers:
         raise UserError(f"{run} is not an encoder alone, so it cannot be fine-tuned to classify: give a BERT run")
     config = classifier(before, recipe, run / "tokenizer.json", f"table:{source}" if source else "")

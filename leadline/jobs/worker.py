@@ -24,6 +24,7 @@ from typing import Any
 
 from leadline import config as configuration
 from leadline import history
+from leadline.config import Config
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import write_json
 from leadline.jobs.job import LAST
@@ -37,6 +38,7 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
     from leadline.diagnose.watch import Watch
     from leadline.model.init import base_of
     from leadline.training.loop import resume, train
+    from leadline.training.run import is_run
 
     config = configuration.load(folder / "job.toml")
     job = _job(folder)
@@ -46,7 +48,10 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
         _forget(folder)  # what is compared with the beginning has to see it
     diverged = ""
     try:
-        resume(folder, on_step) if (folder / "config.toml").exists() else train(config, folder, on_step)
+        if is_run(folder):
+            resume(folder, on_step, allow_code=_own_code(config))
+        else:
+            train(config, folder, on_step)
     except Diverged as error:
         diverged = str(error)
     measured = history.read(folder)
@@ -65,20 +70,25 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
     }
     result |= {key: value for key, value in (evaluations or [{}])[-1].items() if key.startswith("valid_")}
     if evaluations and (job.get("score") or job.get("samples")):
-        result |= _translated(folder, job["score"], job["samples"])
+        result |= _translated(folder, job["score"], job["samples"], _own_code(config))
     write_json(folder / "result.json", result)
     _keep(folder, job.get("keep", ()))
+
+
+def _own_code(config: Config) -> bool:
+    """Whether the job itself, which is of this machine, names a placement to import."""
+    return ":" in config.model.placement
 
 
 def _job(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "job.json").read_text(encoding="utf-8"))
 
 
-def _translated(folder: Path, score: int, samples: Sequence[str]) -> dict[str, Any]:
+def _translated(folder: Path, score: int, samples: Sequence[str], allow_code: bool) -> dict[str, Any]:
     """What a translation makes of test sentences and of some others."""
     from leadline.training.trained import load
 
-    trained = load(folder, "last")
+    trained = load(folder, "last", allow_code=allow_code)
     scores = trained.task().scores(trained.model, "test", score) if score else {}
     return {f"test_{key}": value for key, value in scores.items()} | {"translations": trained.translate(samples)}
 
@@ -95,9 +105,11 @@ def _keep(folder: Path, names: Sequence[str]) -> None:
 
 
 def _forget(folder: Path) -> None:
-    (folder / "config.toml").unlink(missing_ok=True)
-    (folder / "metrics.jsonl").unlink(missing_ok=True)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    """All that the training has written, run.json first: what is left is not taken for a run."""
+    for name in ("run.json", "config.toml", "metrics.jsonl", "metrics.damaged.jsonl", "tokenizer.json"):
+        (folder / name).unlink(missing_ok=True)
+    for name in ("checkpoints", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def main(folders: Iterable[str]) -> None:

@@ -26,6 +26,7 @@ from leadline.model.block import Layers
 from leadline.model.init import initialise
 from leadline.model.layers import Attends, Attention, Classifier, Embed, Embedding, VocabularyHead
 from leadline.model.operations import PLAIN
+from leadline.model.size import require_room
 from leadline.placement import find
 
 
@@ -38,6 +39,7 @@ class Transformer(nn.Module):
         super().__init__()
         config: ModelConfig = configuration.from_dict(model, ModelConfig, "model.")
         find(config.placement)  # a wrong name is an error before anything is built
+        require_room(config, vocab_size)
         self.config = config
         self.vocab_size = vocab_size
         shared = Embedding(vocab_size, config.dim)

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from leadline.diagnose import theory
+from leadline.diagnose import fitted, theory
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.record import QUANTITIES, Record, spread
 from leadline.diagnose.structure import Connection
@@ -40,13 +40,18 @@ def _flat(facts: dict[str, object], prefix: str = "") -> list[tuple[str, object]
 def _words(inspection: Inspection) -> list[Section]:
     v = inspection.verdict
     chance = f"At lr {v.rate:g} with warm-up {v.warmup}, the probability of learning is {v.probability:.2f}."
-    verdict = Words(inspection.name, [v.answer[0].upper() + v.answer[1:] + ".", chance], "good" if v.trains else "bad")
-    why = Words("Why", [line[0].upper() + line[1:] + "." for line in v.evidence])
+    said = [_sentence(v.answer), chance, *([_sentence(fitted.hint(v.outside))] if v.outside else [])]
+    verdict = Words(inspection.name, said, "good" if v.trains else "bad")
+    why = Words("Why", [_sentence(line) for line in v.evidence])
     if not v.remedies:
         return [verdict, why]
     moved = [] if v.trains else [f"In the first step the residual stream changes most from {v.where} on."]
     steps = [f"{number}. {line}" for number, line in enumerate(v.remedies, 1)]
     return [verdict, why, Words("What to change, the smallest change first", [*steps, *moved], "warning")]
+
+
+def _sentence(line: str) -> str:
+    return line[0].upper() + line[1:] + "."
 
 
 def _findings(inspection: Inspection) -> list[Section]:

@@ -75,10 +75,9 @@ def sections_of(folders: Sequence[Path]) -> list[Section]:
     shown: list[Section] = [
         Words("In short", ["These runs differ in task or data, so their losses are not compared.", *_told(runs)])
     ]
-    for members in kinds.values():
-        heading = ", ".join(run.name for run in members)
-        of = f" ({members[0].compares_with[0]}: {heading})"
-        shown += [replace(section, title=section.title + of) for section in [_summary(members), *_compared(members)]]
+    for (task, _), members in kinds.items():
+        heading = f"{task.replace('_', ' ').capitalize()}: {', '.join(run.name for run in members)}"
+        shown += [replace(_summary(members), title=heading), *_compared(members)]
     return [*shown, *_stood_on(runs)]
 
 

@@ -47,6 +47,7 @@ class Examples(Part):
 
 class Classification(Task[Examples, Batch]):
     unit = "an example"
+    commands = ("classify",)
 
     def __init__(self, config: Config, store: Store) -> None:
         super().__init__(config, store)

@@ -10,13 +10,11 @@ Nothing about random numbers is stored: data order and dropout are functions of 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
-import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from leadline.errors import UserError
-from leadline.files import sha256, to_json, write_json
+from leadline.files import read_json, reason, sha256, sha256_of, sync, to_json, write_json
 
 
 @dataclass
@@ -43,6 +41,8 @@ class State:
     best_update: int = 0
     best_nll: float | None = None
     stale: int = 0  # evaluations since the best
+    losses: list[float] = field(default_factory=list)  # of the updates since the last line of metrics
+    config: str = ""  # the SHA-256 of the config.toml it was trained with
 
 
 def save(run: Path, state: State, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int) -> Path:
@@ -159,28 +159,19 @@ def _write(run: Path, state: State, files: dict[str, _Image], keep: int) -> None
     try:
         building.mkdir(parents=True)
         hashes = {name: image.write(building / name) for name, image in files.items()}
-        write_json(building / "state.json", asdict(state) | {"sha256": hashes | {"state": _state_hash(state)}})
+        write_json(building / "state.json", asdict(state) | {"sha256": hashes | {"state": _hash(asdict(state))}})
         for path in building.iterdir():
-            _flush(path)
+            sync(path)
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
-        _flush(folder.parent)
+        sync(folder.parent)
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
-        reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
         raise UserError(
-            f"checkpoint {folder.name} cannot be written to {run}: {reason}; earlier checkpoints are untouched: "
+            f"checkpoint {folder.name} cannot be written to {run}: {reason(error)}; earlier checkpoints are untouched: "
             f"make room and go on with leadline train --resume {run}"
         ) from error
-    _prune(run, folder.name, keep)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _prune(run, state, keep)
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -197,8 +188,9 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
     }
 
 
-def _state_hash(state: State) -> str:
-    return hashlib.sha256(to_json(asdict(state)).encode()).hexdigest()
+def _hash(state: dict[str, Any]) -> str:
+    """Of what the file says, which in an earlier version's has fewer fields."""
+    return sha256_of(to_json(state))
 
 
 def names(run: Path) -> list[str]:
@@ -208,20 +200,25 @@ def names(run: Path) -> list[str]:
 
 
 def best(run: Path) -> str | None:
-    """The one with the lowest validation loss, as the newest says."""
+    """The one with the lowest validation loss, as the newest says; no other is taken where that is damaged."""
     known = names(run)
-    for name in reversed(known):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            state = json.loads((run / "checkpoints" / name / "state.json").read_text(encoding="utf-8"))
-            found = f"{state['best_update']:08d}"
-            return found if found in known else None
-    return None
+    if not known:
+        return None
+    try:
+        name = f"{_read_state(run / 'checkpoints' / known[-1])[0].best_update:08d}"
+    except Damaged as error:
+        raise UserError(
+            f"{error}, and it says which checkpoint is the best: choose one with --checkpoint ({', '.join(known)}), or "
+            f"mend it with leadline train --resume {run}"
+        ) from None
+    return name if name in known else None
 
 
-def _prune(run: Path, newest: str, keep: int) -> None:
+def _prune(run: Path, newest: State, keep: int) -> None:
     """Later ones than the newest were found damaged: training went on from before them."""
     known = names(run)
-    kept = {best(run), *[name for name in known if name <= newest][-keep:]}
+    last = [name for name in known if name <= f"{newest.update:08d}"][-keep:]
+    kept = {f"{newest.best_update:08d}", *last}
     for name in known:
         if name not in kept:
             shutil.rmtree(run / "checkpoints" / name, ignore_errors=True)
@@ -231,22 +228,38 @@ class Damaged(Exception):
     pass
 
 
+def _read_state(folder: Path) -> tuple[State, dict[str, str]]:
+    """What its state.json says, and the hashes of the files beside it."""
+    try:
+        facts = read_json(folder / "state.json")
+        hashes = facts.pop("sha256")
+        if hashes.pop("state") == _hash(facts):
+            return State(**facts), hashes
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{folder / 'state.json'} is damaged: {error}") from error
+    raise Damaged(f"{folder / 'state.json'} is damaged")
+
+
 def read(run: Path, name: str) -> tuple[State, dict[str, Tensor], dict[str, Tensor]]:
     """State, weights and optimizer state of a checkpoint; Damaged if a file is not what was written."""
     folder = run / "checkpoints" / name
+    state, hashes = _read_state(folder)
     try:
-        facts = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        hashes = facts.pop("sha256")
-        state = State(**facts)
-        if hashes.pop("state") != _state_hash(state):
-            raise Damaged(f"{folder / 'state.json'} is damaged")
         for file, expected in hashes.items():
             if sha256(folder / file) != expected:
                 raise Damaged(f"{folder / file} is damaged")
         files = [load_file(folder / f"{kind}.safetensors") for kind in ("model", "optimizer")]
         return state, files[0], files[1]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (OSError, ValueError, AttributeError, SafetensorError) as error:
         raise Damaged(f"{folder} is damaged: {error}") from error
+
+
+def newest_config(run: Path) -> str:
+    """The SHA-256 of the config.toml that the newest checkpoint was trained with; "" where none says."""
+    for name in reversed(names(run)):
+        with contextlib.suppress(Damaged):
+            return _read_state(run / "checkpoints" / name)[0].config
+    return ""
 
 
 def read_latest(
@@ -327,6 +340,11 @@ def fingerprint(weights: dict[str, Tensor]) -> str:
 def choose(run: Path, which: str) -> tuple[str, dict[str, Tensor]]:
     """The weights of `which`: best, last, average:K, or the number of a checkpoint; and its name."""
     known = names(run)
+    if not known and (run / "result.json").exists():
+        again = f"leadline train {run / 'config.toml'} --out FOLDER"
+        raise UserError(
+            f"{run} is one of many runs, whose weights were not kept: train it in a folder of its own: {again}"
+        )
     if not known:
         raise UserError(f"{run} has no checkpoint yet: train it with leadline train --resume {run}")
     if which.startswith("average:"):
@@ -334,7 +352,8 @@ def choose(run: Path, which: str) -> tuple[str, dict[str, Tensor]]:
         if not count.isdigit() or int(count) < 1:
             raise UserError(f"checkpoint {which!r}: write average:K with a number of checkpoints, such as average:5")
         return which, average(run, int(count))
-    name = {"best": best(run) or known[-1], "last": known[-1]}.get(which, which.zfill(8))
+    best_or_last = (best(run) if which == "best" else None) or known[-1]
+    name = best_or_last if which in ("best", "last") else which.zfill(8)
     if name not in known:
         raise UserError(f"{run} has no checkpoint {which!r}: it has best, last, average:K and {', '.join(known)}")
     try:

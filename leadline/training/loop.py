@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import queue
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +16,7 @@ from leadline import tasks
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import Diverged, Interrupted, UserError
+from leadline.files import sha256
 from leadline.kernels import attention
 from leadline.model import Transformer, init
 from leadline.model.operations import PLAIN
@@ -25,7 +24,10 @@ from leadline.model.precision import autocast
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
+from leadline.training.device import find_device, require_memory
 from leadline.training.events import Event, Kind, OnStep, Watcher
+from leadline.training.metrics import Metrics
+from leadline.training.prefetch import prefetched
 from leadline.training.step import Result, Step, make_step
 
 
@@ -38,13 +40,27 @@ def train(
     return _run(folder, runs.absolute(config), on_step, progress)
 
 
-def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: Progress | None = None) -> Path:
-    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped."""
+def resume(
+    folder: str | Path,
+    on_step: Sequence[OnStep] = (),
+    progress: Progress | None = None,
+    config: Config | None = None,
+    allow_code: bool = False,
+) -> Path:
+    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped.
+
+    `config`, the run's with some of `leadline.config.LATER` changed, trains longer or otherwise from there.
+    allow_code: also where the run names a placement of somebody's own, which is imported.
+    """
     folder = Path(folder)
-    return _run(folder, runs.load_config(folder), on_step, progress)
+    before, note = runs.read_config(folder)
+    runs.require_permission(before, folder, allow_code)
+    config = runs.absolute(config or before)
+    runs.require_changeable(folder, before, config)
+    return _run(folder, config, on_step, progress, note)
 
 
-def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Progress | None) -> Path:
+def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Progress | None, note: str = "") -> Path:
     with runs.locked(folder), runs.watching_signals() as signals:
         store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
         # Data that came prepared is what its own folder says, whatever the recipe says of it.
@@ -52,27 +68,15 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
         setup = _set_up(folder, config, store, on_step)  # what cannot work fails here, before anything is written
         chosen = {"step": config.train.step, "precision": config.train.precision, "attention": setup.attention}
         chosen |= {"init": init.base_of(config.model)}
-        other_code = runs.describe(folder, config, store, str(setup.device), chosen)
-        if other_code:
-            setup.tell("message", 0, message=other_code)
-        _train(setup, signals)
+        state = _restore(setup)
+        watch = max((getattr(function, "every", 0) for function in on_step if isinstance(function, Watcher)), default=0)
+        choices = {"device": str(setup.device), "chosen": chosen, "watch": watch}
+        for message in [note, *runs.describe(folder, config, store, choices, state.update)]:
+            if message:
+                setup.tell("message", state.update, message=message)
+        state.config = sha256(folder / "config.toml")
+        _train(setup, state, signals)
     return folder
-
-
-def find_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"train.device={name!r} is not a device: use auto, cpu, cuda or cuda:1") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"train.device={name!r}: this machine has no CUDA device: use auto or cpu")
-    if device.type == "cuda" and device.index is not None:
-        if device.index >= torch.cuda.device_count():
-            raise UserError(f"train.device={name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
-        torch.cuda.set_device(device)  # Triton and CUDA graphs work on the current one
-    return device
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,9 @@ class Setup:
 
 
 def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep]) -> Setup:
-    task = tasks.find(config.task)(config, store)
     device = find_device(config.train.device)
+    require_memory(config, store.manifest["vocab_size"], device)
+    task = tasks.find(config.task)(config, store)
     model = task.build_model().to(device)
     kernel = attention.choose(device, config.train.precision, config.model.head_width, config.model.attention_dropout)
     model.use_attention(kernel)
@@ -129,13 +134,14 @@ def _restore(setup: Setup) -> State:
 def _start_from(setup: Setup, run: Path, which: str) -> None:
     """The weights of a run, but for what is new in this one."""
     name, weights = checkpoint.choose(run, which)
-    new = setup.task.start_from(setup.model, runs.load_config(run), weights)
+    before = runs.load_config(run, allow_code=True)  # it is only read: this run's own placement is the one imported
+    new = setup.task.start_from(setup.model, before, weights)
     checkpoint.restore_part(setup.model, weights, f"checkpoint {name} of {run}", new)
     setup.step.restored()
 
 
-def _train(setup: Setup, signals: list[int]) -> None:
-    state, config = _restore(setup), setup.config
+def _train(setup: Setup, state: State, signals: list[int]) -> None:
+    config = setup.config
     weights = sum(p.numel() for p in setup.model.parameters())
     where = f"from update {state.update}" if state.update else "from the beginning"
     facts = f"{weights:,} weights on {setup.device}, {setup.updates_per_epoch} updates an epoch"
@@ -147,7 +153,10 @@ def _train(setup: Setup, signals: list[int]) -> None:
     if _is_last(state, config) or _gives_up(state, config):
         setup.tell("message", state.update, message="this run is complete: nothing is left to train")
         return
-    metrics = runs.Metrics(setup.folder, state.update)
+    metrics = Metrics(setup.folder, state.update)
+    if metrics.damaged:
+        message = f"{metrics.damaged} lines of metrics.jsonl cannot be read: they are in metrics.damaged.jsonl now"
+        setup.tell("message", state.update, message=message)
     try:
         with checkpoint.Writer() as writer:  # what it began is on disk before this returns or raises
             _updates(setup, state, metrics, signals, writer)
@@ -160,11 +169,11 @@ def _train(setup: Setup, signals: list[int]) -> None:
         metrics.close()
 
 
-def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[int], writer: checkpoint.Writer) -> None:
+def _updates(setup: Setup, state: State, metrics: Metrics, signals: list[int], writer: checkpoint.Writer) -> None:
     config, train = setup.config, setup.config.train
     rate = optim.schedule(config.optim, setup.total, setup.updates_per_epoch)
     setup.model.train()
-    since = _Since()
+    since = _Since(torch.tensor(state.losses, device=setup.device).unbind())
     on_step: Sequence[Any] = setup.on_step
     watchers = [function for function in on_step if isinstance(function, Watcher)]
     for function in on_step:
@@ -173,7 +182,7 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
                 f"{type(function).__name__} has 'due' but not all of begin, seen, gradients and end: see "
                 "leadline.training.events.Watcher"
             )
-    for epoch, used, ends_epoch, batches in _prefetched(_batches(setup, state.epoch, state.batch)):
+    for epoch, used, ends_epoch, batches in prefetched(_batches(setup, state.epoch, state.batch)):
         lr = rate(state.update + 1)
         due = [watcher for watcher in watchers if watcher.due(state.update + 1)]
         result = setup.step(batches, state.update + 1, lr, due)
@@ -214,6 +223,7 @@ def _updates(setup: Setup, state: State, metrics: runs.Metrics, signals: list[in
         stops = bool(signals)  # one that comes from here on is seen after the next update
         if saves or stops:
             _require_finite(setup, state, result, writer)
+            state.losses = torch.stack(since.losses).tolist() if since.losses else []
             writer.save(setup.folder, state, setup.model, setup.step.optimizer, train.keep)
         if stops:
             writer.wait()  # Interrupted says that everything is saved
@@ -269,8 +279,8 @@ def _evaluate(setup: Setup, state: State) -> dict[str, float]:
 class _Since:
     """Sums since the last line of metrics. Losses stay on the device until they are read."""
 
-    def __init__(self) -> None:
-        self.started, self.tokens, self.losses = time.perf_counter(), 0, list[torch.Tensor]()
+    def __init__(self, losses: Iterable[torch.Tensor] = ()) -> None:
+        self.started, self.tokens, self.losses = time.perf_counter(), 0, list(losses)
 
     def add(self, result: Result) -> None:
         self.tokens += result.tokens
@@ -293,38 +303,3 @@ class _Since:
             "tokens_per_second": self.tokens / max(seconds, 1e-9),
             "seconds": state.seconds,
         }
-
-
-def _prefetched(items: Iterable[Any], ahead: int = 4) -> Iterator[Any]:
-    """The same items, made in a thread while the previous ones are used."""
-    ready: queue.Queue[Any] = queue.Queue(ahead)
-    stop = threading.Event()
-
-    def put(item: Any) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for item in items:
-                if not put((item, None)):
-                    return
-        except BaseException as error:
-            put((None, error))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = ready.get()
-            if error:
-                raise error
-            yield item
-    finally:
-        stop.set()
-        thread.join()

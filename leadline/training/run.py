@@ -1,20 +1,20 @@
 """A run is a folder: what was asked, on what, what was measured, and the checkpoints.
 
 config.toml      reruns it: leadline train RUN/config.toml
-run.json         which code and versions, device, the config with every choice made, data hashes
+run.json         which code and versions, device, the config with every choice made and changed, data hashes; sealed
 tokenizer.json   so that the run can translate without its data
-metrics.jsonl    one line a measurement
+metrics.jsonl    one line a measurement: see leadline.training.metrics
 tensorboard/     the same for TensorBoard
 checkpoints/     see leadline.training.checkpoint
+
+run.json has the hash of config.toml and its own, each checkpoint that of config.toml too: a config that is torn is
+restored, and one that was changed is named and refused.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import platform
-import shutil
 import signal
 import threading
 import time
@@ -25,23 +25,33 @@ from typing import Any
 
 import leadline
 from leadline import config as configuration
-from leadline import history, machine
+from leadline import machine
 from leadline.config import Config
 from leadline.data.sources import parse
 from leadline.data.store import Store
 from leadline.errors import UserError
-from leadline.files import to_json, write_json
+from leadline.files import read_json, reason, sha256, sha256_of, to_json, write_json, write_text
+from leadline.options import flat
 from leadline.provenance import NUMERICS, stamp
+from leadline.training import checkpoint
 
 TOGETHER = 1.0  # seconds within which signals count as one
+LAID_OUT = ("job.toml", "job.json", "log.txt")  # what leadline.jobs puts into a folder before its run begins
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "config.toml").exists() or (folder / "run.json").exists()
 
 
 def require_new(folder: Path) -> None:
-    """An existing run is never overwritten."""
-    if (folder / "config.toml").exists():
+    """An existing run is never overwritten, and what else lies in a folder is never taken for a part of one."""
+    if is_run(folder):
         raise UserError(
             f"{folder} holds a run already: go on with leadline train --resume {folder}, or choose another --out"
         )
+    there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if others := sorted(name for name in there if name not in LAID_OUT and not name.startswith(".")):
+        raise UserError(f"{folder} is not empty and not a run: it has {others[0]}; choose another --out, or empty it")
 
 
 def absolute(config: Config) -> Config:
@@ -54,10 +64,71 @@ def absolute(config: Config) -> Config:
     return config
 
 
-def load_config(folder: Path) -> Config:
-    if not (folder / "config.toml").exists():
+def load_config(folder: Path, allow_code: bool = False) -> Config:
+    """The config of a run; one that names code to import only where that is allowed."""
+    config = read_config(folder)[0]
+    require_permission(config, folder, allow_code)
+    return config
+
+
+def read_config(folder: Path) -> tuple[Config, str]:
+    """What the run was trained with, and what is to be said of it; a config that is not that is refused."""
+    if not is_run(folder):
         raise UserError(f"{folder} is not a run: it has no config.toml")
-    return configuration.load(folder / "config.toml")
+    path, facts = folder / "config.toml", _facts(folder)
+    known = configuration.from_dict(configuration.renamed(facts["config"])) if "seal" in facts else None
+    try:
+        config = configuration.load(path)
+    except UserError as error:
+        if known is None:
+            hint = f"{folder / 'run.json'} cannot restore it: put back one of them, or train in another folder"
+            raise UserError(f"{error}, and {hint}") from None
+        return known, f"{error}: it is restored from run.json"
+    digest = sha256(path)
+    if known is None:
+        if checkpoint.newest_config(folder) not in ("", digest):
+            raise UserError(f"{path} is not what the last checkpoint was trained with: put it back")
+        damaged = (folder / "run.json").exists() and not facts
+        return config, f"{folder / 'run.json'} is damaged and is written again" if damaged else ""
+    if digest == facts["replaced_sha256"] != facts["config_sha256"]:
+        return known, ""  # a change was killed before it reached config.toml
+    if digest != facts["config_sha256"] and (changed := changes(known, config)):
+        key, (_, new) = next(iter(changed.items()))
+        ask = f", or ask for the change with leadline train --resume {folder} --set {key}={new}"
+        raise UserError(
+            f"{path} is not what the run was trained with: {_told(changed)}; delete it to go on as before"
+            + (ask if changed.keys() <= configuration.LATER else "")
+        )
+    return config, ""
+
+
+def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """The keys that differ, with both values."""
+    old, new = (flat(configuration.to_dict(config)) for config in (before, after))
+    return {key: (old[key], new[key]) for key in new if old[key] != new[key]}
+
+
+def _told(changed: dict[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{key} {old} → {new}" for key, (old, new) in changed.items())
+
+
+def require_changeable(folder: Path, before: Config, after: Config) -> None:
+    """A run goes on as what it is; how long, at which rate and where it is computed may change."""
+    for key, (old, new) in changes(before, after).items():
+        if key not in configuration.LATER:
+            raise UserError(
+                f"--set {key}: a run cannot change it on its way ({old} → {new}); begin another run from these weights "
+                f"with --set train.start={folder}"
+            )
+
+
+def require_permission(config: Config, folder: Path, allow_code: bool) -> None:
+    """A folder may come from anybody: code that it names is imported only where the user has said so."""
+    if ":" in config.model.placement and not allow_code:
+        raise UserError(
+            f"{folder} names code to import, model.placement={config.model.placement!r}: if you trust it, allow that "
+            "with --allow-code (in Python allow_code=True)"
+        )
 
 
 def labels_of(folder: Path) -> list[str] | None:
@@ -68,15 +139,34 @@ def labels_of(folder: Path) -> list[str] | None:
         return None
 
 
-def describe(folder: Path, config: Config, store: Store, device: str, chosen: dict[str, str]) -> str:
+def require_whole_tokenizer(folder: Path) -> None:
+    """With another vocabulary than the run's, a model's answers would be silently wrong."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise UserError(f"{folder} has no checkpoint yet: train it with leadline train --resume {folder}")
+    with contextlib.suppress(KeyError, TypeError):
+        if sha256(path) != _facts(folder)["data"]["sha256"]["tokenizer.json"]:
+            raise UserError(f"{path} is damaged: leadline train --resume {folder} writes it again from the data")
+
+
+def watch_of(folder: Path) -> int:
+    """Every how many updates a run is looked into; 0: never."""
+    watch = _facts(folder).get("watch", 0)
+    return watch if isinstance(watch, int) else 0
+
+
+def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any], update: int) -> list[str]:
     """Write what was asked and what the run stands on; a run that goes on must stand on the same data.
 
-    Returns what is to be said of a run that other code began, if anything.
+    `choices` are further facts for run.json. Returns what is to be said of a run that goes on at `update`, if anything.
     """
-    before = _facts(folder)
+    before, path = _facts(folder), folder / "config.toml"
     _require_same_data(folder, before, store)
-    if not (folder / "config.toml").exists():
-        (folder / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
+    asked = read_config(folder)[0] if is_run(folder) else config
+    changed, text = changes(asked, config), configuration.to_toml(config)
+    with contextlib.suppress(UserError):
+        if configuration.load(path) == config:
+            text = path.read_text(encoding="utf-8")  # as it was written, perhaps by an earlier version
     packages = ("torch", "numpy", "tokenizers", "safetensors", "sacrebleu")
     versions = {"python": platform.python_version(), "leadline": leadline.__version__} | {
         name: _version(name) for name in packages
@@ -84,27 +174,44 @@ def describe(folder: Path, config: Config, store: Store, device: str, chosen: di
     known = ("key", "sha256", "splits", "labels")
     facts: dict[str, Any] = stamp() | {
         "versions": versions,
-        "device": device,
-        "chosen": chosen,
+        **choices,
+        "watch": choices["watch"] or before.get("watch", 0),
         "config": configuration.to_dict(config),
+        "config_sha256": sha256_of(text),
+        "replaced_sha256": sha256(path) if path.exists() else "",
+        "changes": [
+            *before.get("changes", []),
+            *({"update": update, "key": key, "before": old, "after": new} for key, (old, new) in changed.items()),
+        ],
         "data": {key: store.manifest[key] for key in known if key in store.manifest},
     }
     if before:
         facts["began"] = before.get("began", {"numerics": before.get("numerics", 1), "code": before.get("code")})
-    write_json(folder / "run.json", facts)
-    shutil.copyfile(store.folder / "tokenizer.json", folder / "tokenizer.json")
+    write_json(folder / "run.json", facts | {"seal": _seal(facts)})
+    if not path.exists() or sha256(path) != facts["config_sha256"]:
+        write_text(path, text)
+    write_text(folder / "tokenizer.json", (store.folder / "tokenizer.json").read_text(encoding="utf-8"))
+    notes = [f"from update {update} on: {_told(changed)}"] if changed else []
     numerics = facts["began"]["numerics"] if before else NUMERICS
-    differs = f"this run began with numerics {numerics} and goes on with {NUMERICS}"
-    return "" if numerics == NUMERICS else f"{differs}: it is not what either would have computed alone"
+    if numerics != NUMERICS:
+        differs = f"this run began with numerics {numerics} and goes on with {NUMERICS}"
+        notes.insert(0, f"{differs}: it is not what either would have computed alone")
+    return notes
+
+
+def _seal(facts: dict[str, Any]) -> str:
+    return sha256_of(to_json(facts))
 
 
 def _facts(folder: Path) -> dict[str, Any]:
     """What an earlier start has written; nothing where there was none, or where it is damaged."""
     try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        facts = read_json(folder / "run.json")
+        seal = facts.get("seal")
+        whole = seal is None or seal == _seal({key: value for key, value in facts.items() if key != "seal"})
+    except (OSError, ValueError, AttributeError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return facts if whole else {}
 
 
 def _require_same_data(folder: Path, before: dict[str, Any], store: Store) -> None:
@@ -132,7 +239,7 @@ def locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("w")
     except OSError as error:
-        raise UserError(f"the run folder {folder} cannot be written: {error.strerror}") from None
+        raise UserError(f"the run folder {folder} cannot be written: {reason(error)}") from None
     with file:
         if not machine.lock(file, wait=False):
             raise UserError(f"another training is running in {folder}")
@@ -165,44 +272,6 @@ def watching_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class Metrics:
-    """metrics.jsonl and TensorBoard. Lines after `update` are of a training that was killed: they are dropped."""
-
-    def __init__(self, folder: Path, update: int) -> None:
-        self.path = folder / "metrics.jsonl"
-        if self.path.exists():
-            kept = [row for row in history.read(folder).rows if row["update"] <= update]
-            temporary = self.path.with_name(".metrics.jsonl.tmp")
-            temporary.write_text("".join(to_json(row) + "\n" for row in kept), encoding="utf-8")
-            temporary.replace(self.path)
-        self.file = self.path.open("a", encoding="utf-8", buffering=1)
-        self.board = _tensorboard(folder / "tensorboard", update)
-
-    def write(self, row: dict[str, float]) -> None:
-        self.file.write(to_json(row) + "\n")
-        for key, value in row.items():
-            if self.board and key not in ("update", "epoch"):
-                self.board.add_scalar(key, value, row["update"])
-
-    def close(self) -> None:
-        self.file.close()
-        if self.board:
-            self.board.close()
-
-
-def _tensorboard(folder: Path, update: int) -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=update + 1 if update else None)
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    return list(history.read(folder).rows)
 
 
 def default_folder(name: str) -> Path:

@@ -20,7 +20,7 @@ from leadline.model import Transformer
 from leadline.tasks.translator import Translator
 from leadline.training import checkpoint
 from leadline.training import run as runs
-from leadline.training.loop import find_device
+from leadline.training.device import find_device
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,15 @@ class Trained:
         return task.evaluate(self.model, split) | task.scores(self.model, split)
 
 
-def load(run: str | Path, which: str = "best", device: str | None = None) -> Trained:
-    """The model of a run with the weights of `which`: best, last, average:K, or the number of a checkpoint."""
+def load(run: str | Path, which: str = "best", device: str | None = None, allow_code: bool = False) -> Trained:
+    """The model of a run with the weights of `which`: best, last, average:K, or the number of a checkpoint.
+
+    allow_code: also where the run names a placement of somebody's own, which is imported.
+    """
     folder = Path(run)
-    config = runs.load_config(folder)
-    tokenizer_file = folder / "tokenizer.json"
-    if not tokenizer_file.exists():
-        raise UserError(f"{folder} has no checkpoint yet: train it with leadline train --resume {folder}")
-    tokenizer = Tokenizer.load(tokenizer_file, config.data)
+    config = runs.load_config(folder, allow_code)
+    runs.require_whole_tokenizer(folder)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json", config.data)
     model = Transformer(tokenizer.vocab_size, **configuration.to_dict(config.model))
     name, weights = checkpoint.choose(folder, which)
     checkpoint.restore_model(model, weights, f"checkpoint {name} of {folder}")

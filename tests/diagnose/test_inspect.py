@@ -66,9 +66,9 @@ def assert_whole(found: Inspection, connections: int = 2) -> None:
     v = found.verdict
     assert 0 <= v.probability <= 1
     assert v.trains == (v.probability >= 0.5)
-    assert v.highest_rate > 0
     assert v.answer
     rates = sorted({r.rate for r in found.records} - {0.0})
+    assert 0 <= v.highest_rate <= rates[-1]
     assert v.rate in rates
     assert 2 <= len(rates) <= 2 + REACH // 2
     assert all(1 / 512 <= rate / v.rate <= 512 for rate in rates)
@@ -99,6 +99,18 @@ def test_torchs_encoder_itself() -> None:
     encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
     x = torch.randn(3, 5, DIM)
     assert_whole(leadline.inspect(encoder, x, lambda output, batch: (output - batch).pow(2).mean()))
+
+
+def test_no_rate_is_promised_at_which_the_loss_rises() -> None:
+    """docs/guide.md's example: the tokens stay different at any rate, and the loss explodes from about 0.06 on."""
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, norm_first=True)
+    encoder, x = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(16, 8, 32)
+    found = leadline.inspect(encoder, x, lambda output, batch: (output - batch).pow(2).mean())
+    assert found.verdict.edge_found
+    assert 0.01 < found.verdict.highest_rate < 0.064
+    assert found.verdict.outside == ["not an encoder-decoder", "data other than number words"]
+    assert "a hint, not a verdict" in str(found)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])

@@ -34,6 +34,7 @@ from leadline.diagnose.verdict import (
 
 NO_TORCH = [
     "leadline.diagnose.verdict",
+    "leadline.diagnose.fitted",
     "leadline.diagnose.theory",
     "leadline.diagnose.structure",
     "leadline.diagnose.faults",
@@ -179,11 +180,10 @@ def test_a_score_of_zero_is_the_edge_itself() -> None:
     assert highest_rate({1e-3: 1.0, 2e-3: 0.0, 4e-3: -1.0}) == pytest.approx(2e-3)
 
 
-def test_without_a_crossing_the_edge_is_one_doubling_away() -> None:
-    assert highest_rate({1e-3: 1.0, 4e-3: 2.0}) == pytest.approx(8e-3)
-    assert highest_rate({1e-3: -1.0, 4e-3: -2.0}) == pytest.approx(5e-4)
-    assert highest_rate({1e-3: 1.0}) == pytest.approx(2e-3)
-    assert highest_rate({1e-3: -1.0}) == pytest.approx(5e-4)
+def test_without_a_crossing_the_edge_is_never_beyond_what_was_tried() -> None:
+    assert highest_rate({1e-3: 1.0, 4e-3: 2.0}) == 4e-3
+    assert highest_rate({1e-3: 1.0}) == 1e-3
+    assert highest_rate({1e-3: -1.0, 4e-3: -2.0}) == highest_rate({1e-3: -1.0}) == 0
 
 
 def test_a_better_score_anywhere_never_lowers_the_edge() -> None:
@@ -274,8 +274,36 @@ def test_a_rate_too_high_for_any_warm_up(numbers: None) -> None:
 def test_a_depth_at_which_nothing_trains(numbers: None) -> None:
     v = judge(POST, [], before(), {1e-4: at(-1), 4e-4: at(-2)}, 4e-4)
     assert not v.trains
-    assert v.highest_rate == pytest.approx(5e-5)
-    assert v.answer == ("will not train at this depth (3 layers, Post-LN): without warm-up even lr 5.0e-05 is too high")
+    assert (v.highest_rate, v.edge_found) == (0, True)
+    assert v.answer == ("will not train at this depth (3 layers, Post-LN): without warm-up even lr 1.0e-04 is too high")
+    assert v.remedies[0] == "lower the rate below 1.0e-04, the lowest tried"
+
+
+def test_no_rate_tried_trains(numbers: None) -> None:
+    v = judge(POST, [], before(), {1e-2: at(-1), 4e-2: at(-2)}, 4e-2, warmup=100)
+    assert (v.trains, v.needed_warmup) == (False, None)
+    assert v.answer == "does not train at any rate tried, the lowest lr 1.0e-02 (3 layers, Post-LN)"
+
+
+def test_where_every_rate_trains_no_edge_is_promised(numbers: None) -> None:
+    v = judge(PRE, [], before(), {1e-3: at(0), 4e-3: at(-0.1)}, 1e-3)
+    assert (v.trains, v.highest_rate, v.edge_found) == (True, 4e-3, False)
+    assert v.answer == "trains without warm-up at every rate tried (3 layers, Pre-LN): no edge found up to lr 4.0e-03"
+
+
+@pytest.mark.parametrize("last", [2.3, 1e7, math.inf, math.nan])
+def test_a_loss_that_rises_means_no_whatever_the_probability(last: float, numbers: None) -> None:
+    start, rises = [*before(), Record("shown_loss", 2.0)], [*at(0), Record("shown_loss", last, step=STEPS)]
+    v = judge(PRE, [], start, {1e-3: at(0), 4e-3: rises}, 4e-3)
+    assert (v.trains, v.edge_found) == (False, True)
+    assert 1e-3 <= v.highest_rate < 4e-3
+    assert v.evidence[0] == f"loss: it rises from 2 to {last:.3g} within 5 steps at lr 0.004"
+
+
+def test_a_loss_that_falls_or_hardly_rises_changes_nothing(numbers: None) -> None:
+    for last in (-3.0, 1.0, 2.0, 2.1):
+        start, falls = [*before(), Record("shown_loss", 2.0)], [*at(0), Record("shown_loss", last, step=STEPS)]
+        assert judge(PRE, [], start, {1e-3: falls}, 1e-3) == judge(PRE, [], before(), {1e-3: at(0)}, 1e-3)
 
 
 def test_hopeless_depends_on_the_width(numbers: None) -> None:
@@ -366,10 +394,20 @@ def test_the_evidence_says_tokens_update_and_gradients(numbers: None) -> None:
     records = [r for r in rollout(0.4, 0.25) if (r.quantity, r.step, r.position) != ("diversity", COLLAPSE_AFTER, 3)]
     records.append(Record("diversity", 0.125, "layers.3", 3, step=COLLAPSE_AFTER))
     tokens, update, gradients = judge(POST, [], start, {1e-3: records}, 1e-3).evidence
-    assert "at lr 0.001" in tokens
-    assert "at layers.3 differ by 0.125 of their size, at the start by 0.800" in tokens
-    assert update == "‖ΔF‖: the first step changes the output by 0.25 of its size, 5 steps by 1.25"
-    assert gradients == "gradients: the first sublayer of layers has 2 times the gradient of its last"
+    assert tokens == (
+        "tokens: after 3 steps at lr 0.001 the token vectors at layers.3 are still different (spread 12 % of their "
+        "norm, 80 % before training)"
+    )
+    assert update == "‖ΔF‖: the first step changes the model's output by 25 % of its norm, 5 steps by 125 %"
+    assert gradients == "gradients: that of the first sublayer of layers is 2 times that of its last"
+
+
+def test_tokens_that_are_alike_are_a_collapse(numbers: None) -> None:
+    v = judge(POST, [], before(), {1e-3: rollout(0.006)}, 1e-3)
+    assert v.evidence[0] == (
+        "tokens: after 3 steps at lr 0.001 the token vectors at layers.0 are almost identical (spread 0.6 % of their "
+        "norm, 100 % before training): the model has collapsed"
+    )
 
 
 @pytest.mark.parametrize("records", [[], rollout(steps=1)], ids=["none", "one step"])
@@ -437,7 +475,7 @@ def test_the_lines_begin_with_the_answer_and_end_with_what_to_do(numbers: None) 
     said = said_of(v, Finding(FAULT.name, FAULT.where, FAULT.message, places=3), NOTE)
     assert said[0] == f"my model: {v.answer}"
     assert said[1].startswith("  at lr 0.002, warm-up 0: does not train (probability of learning 0.")
-    assert f"  the first layer that moves: {v.where}" in said
+    assert f"  in the first step the residual stream changes most from {v.where} on" in said
     assert f"  wrong: layers.1 (3 places): {FAULT.message}" in said
     assert f"  note: layers: {NOTE.message}" in said
     assert [line for line in said if line.startswith("  to do: ")] == [f"  to do: {line}" for line in v.remedies]
@@ -445,10 +483,18 @@ def test_the_lines_begin_with_the_answer_and_end_with_what_to_do(numbers: None) 
     assert str(Inspection("my model", POST, [], [], v, {})) == "\n".join(said_of(v))
 
 
-def test_a_model_that_trains_has_no_first_layer_that_moves(numbers: None) -> None:
+def test_a_model_that_trains_has_no_place_where_trouble_starts(numbers: None) -> None:
     said = said_of(judge(PRE, [], before(), {1e-3: at(0)}, 1e-3))
     assert "trains" in said[1]
-    assert not any("first layer" in line or "to do" in line for line in said)
+    assert not any("changes most" in line or "to do" in line for line in said)
+
+
+def test_outside_what_it_was_fitted_on_stands_below_the_answer(numbers: None) -> None:
+    v = judge(PRE, [], before(), {1e-3: at(0)}, 1e-3, outside=["width 512", "data other than number words"])
+    assert said_of(v)[2] == (
+        "  outside what the verdict was fitted on (width 512, data other than number words): a hint, not a verdict"
+    )
+    assert not any("outside" in line for line in said_of(judge(PRE, [], before(), {1e-3: at(0)}, 1e-3)))
 
 
 # No torch

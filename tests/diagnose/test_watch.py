@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import leadline
-from leadline import UserError
+from leadline import UserError, history
 from leadline import config as configuration
 from leadline.config import Config
 from leadline.data import batching
@@ -29,7 +29,6 @@ from leadline.tasks import Translation
 from leadline.training import checkpoint, optim
 from leadline.training.events import Event, Watcher
 from leadline.training.loop import resume, train
-from leadline.training.run import read_metrics
 from leadline.training.step import make_step
 
 SUBLAYERS = [
@@ -49,7 +48,7 @@ def watched(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def looks(run: Path) -> list[dict[str, float]]:
-    return [row for row in read_metrics(run) if any(key.startswith("watch/") for key in row)]
+    return [row for row in history.read(run).rows if any(key.startswith("watch/") for key in row)]
 
 
 def weights(run: Path, update: int) -> dict[str, Tensor]:
@@ -82,7 +81,7 @@ def test_the_other_rows_are_as_without_it(watched: Path, config: Config, tmp_pat
     clock = ("seconds", "tokens_per_second")
 
     def rows(run: Path) -> list[dict[str, float]]:
-        kept = [row for row in read_metrics(run) if row not in looks(run)]
+        kept = [row for row in history.read(run).rows if row not in looks(run)]
         return [{key: value for key, value in row.items() if key not in clock} for row in kept]
 
     assert rows(watched) == rows(plain)

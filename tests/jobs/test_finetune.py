@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.jobs import finetune as tuning
 from leadline.jobs import worker
-from leadline.jobs.grid import Setting, SettingScores, settings_of, summary
+from leadline.jobs.grid import Grid, Setting, SettingScores, settings_of, summary
 from leadline.jobs.job import Job, lay_out, unfinished
 from leadline.training import checkpoint
 from leadline.training.loop import resume, train
@@ -177,9 +179,84 @@ def test_the_grid_reports_mean_and_interval_and_is_not_done_again(
     tokenizer = Tokenizer.load(pretrained / "tokenizer.json", load_config(pretrained).data)
     texts = [json.loads(line)["text"] for line in (table / "train.jsonl").read_text().splitlines()]
     assert found["cut"]["train"] == sum(len(tokens) > 22 for tokens in tokenizer.encode(texts, "en")) > 0
+    assert found["run"] == told["run"]
     job = load_config(Path(found["run"]))
     assert (job.optim.schedule, job.optim.warmup, job.train.batch_sequences) == ("linear", 0, 16)
     assert job.train.start_checkpoint == "00000020"
+
+
+def test_the_best_run_keeps_its_weights_and_labels_new_text(
+    pretrained: Path, table: Path, tmp_path: Path, leadline: Callable[..., Any], here: None
+) -> None:
+    base = tuning.configure(pretrained, str(table), "", COLUMNS, "last")
+    settings = [Setting(16, 1e-3, 1), Setting(16, 1e-4, 1)]
+    told: list[str] = []
+    tuned = tuning.finetune(base, settings, 2, 1, tmp_path, on_event=lambda _, event: told.append(event.message))
+    assert told[0] == "4 runs: 2 settings, 2 seeds each; 4 to do, 1 at a time; the first tells how long"
+    assert told[1].startswith("about ")
+    runs = {path.parent: json.loads(path.read_text()) for path in tmp_path.glob("runs/*/result.json")}
+    scores = {run: r["valid_accuracy"] for run, r in runs.items() if r["settings"]["optim.lr"] == tuned.best.setting.lr}
+    assert scores[tuned.run] == max(scores.values())
+    assert [run for run in runs if checkpoint.names(run)] == [tuned.run]
+
+    whole = json.loads(leadline("evaluate", tuned.run, "--split", "valid", "--json").out)
+    examples = [json.loads(line) for line in (table / "dev.jsonl").read_text().splitlines()]
+    lines = "\n".join(example["text"] for example in examples).encode()
+    answers = [json.loads(line) for line in leadline("classify", tuned.run, "--json", stdin=lines).out.splitlines()]
+    right = [each["label"] == example["label"] for each, example in zip(answers, examples, strict=True)]
+    nll = [-math.log(each["probabilities"][example["label"]]) for each, example in zip(answers, examples, strict=True)]
+    assert sum(right) / len(right) == pytest.approx(whole["accuracy"])
+    assert sum(nll) / len(nll) == pytest.approx(whole["nll"], rel=1e-5)
+    (tmp_path / "text").write_bytes(lines)
+    plain = leadline("classify", tuned.run, "--input", tmp_path / "text").out.splitlines()
+    assert plain == [each["label"] for each in answers]
+
+    (gone,) = {run for run in runs if run != tuned.run and run in scores}
+    said = leadline("evaluate", gone).err
+    assert said.endswith(f"train it in a folder of its own: leadline train {gone / 'config.toml'} --out FOLDER\n")
+    # The weights of another metric's best, or of one that was removed, are made again, and nothing else is.
+    shutil.rmtree(tuned.run / "checkpoints")
+    told.clear()
+    assert (
+        tuning.finetune(base, settings, 2, 1, tmp_path, on_event=lambda _, e: told.append(e.message)).run == tuned.run
+    )
+    assert "its weights were not kept" not in told[0]
+    assert "were not kept: it is trained again" in told[1]
+    assert checkpoint.names(tuned.run)
+
+
+def test_weights_are_kept_until_another_run_is_surely_better(tmp_path: Path) -> None:
+    """The best of each setting that is not complete, and of the best that is."""
+    settings = [Setting(16, lr, 1) for lr in (1e-3, 1e-4, 1e-5)]
+    jobs = {(s, seed): Job(f"{s.lr} {seed}", Config(), f"{s.lr} {seed}") for s in settings for seed in (1, 2)}
+    grid = Grid(jobs, tmp_path, "accuracy")
+    scores = {(1e-3, 1): 0.5, (1e-3, 2): 0.7, (1e-4, 1): 0.9, (1e-4, 2): 0.1, (1e-5, 1): 0.2, (1e-5, 2): 0.3}
+    kept = []
+    for setting, seed in jobs:
+        folder = jobs[setting, seed].folder(tmp_path)
+        (folder / "checkpoints" / "00000001").mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps({"diverged": "", "valid_accuracy": scores[setting.lr, seed]}))
+        grid._prune()
+        kept.append(
+            {(s.lr, seed) for (s, seed), job in jobs.items() if list(job.folder(tmp_path).glob("checkpoints/*"))}
+        )
+    first, second = (1e-3, 2), (1e-4, 1)
+    assert kept == [{(1e-3, 1)}, {first}, {first, second}, {first}, {first, (1e-5, 1)}, {first}]
+
+
+def test_two_texts_are_written_with_a_tab(pretrained: Path, tmp_path: Path, leadline: Callable[..., Any]) -> None:
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    for split in ("train", "valid"):
+        rows = "yes\tabc dab\tfee gab\nno\tfee gab\tabc\n" * 9
+        (folder / f"{split}.tsv").write_text("label\tsentence1\tsentence2\n" + rows)
+    base = tuning.configure(pretrained, str(folder), "", ["model.segments=0"], "last")
+    run = train(base.set(train={"epochs": 1, "batch_sequences": 6, "batch_tokens": 256}), tmp_path / "run")
+    assert leadline("classify", run, stdin=b"abc dab\tfee gab\n").out in ("yes\n", "no\n")
+    wrong = leadline("classify", run, stdin=b"abc dab\n")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)
+    assert "the run compares two texts: write them with one tab between them, not 'abc dab'" in wrong.err
+    assert "has no labels: it was trained for masked_lm and cannot classify" in leadline("classify", pretrained).err
 
 
 def test_it_goes_on_after_a_kill_to_the_same_scores(
@@ -244,6 +321,7 @@ def test_the_paper_s_grid() -> None:
     (["--batch", 0], "--batch and --epochs must be at least 1"),
     (["--checkpoint", 7], "has no checkpoint '7'"),
     (["--task", "mrpc", "--data", "nowhere"], "nowhere does not exist"),
+    (["--data", "nowhere"], "--data is where the files of mrpc or rte are: --task same_meaning needs none"),
 ])  # fmt: skip
 def test_mistakes_are_one_sentence(
     options: list, complaint: str, pretrained: Path, tmp_path: Path, leadline: Callable[..., Any]

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from leadline import history
 from leadline.cli import main
 from leadline.placement import PLACEMENTS
 from leadline.placement.base import Placement
-from leadline.training.run import load_config, read_metrics
+from leadline.training.run import load_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "placements.md").read_text(encoding="utf-8")
 
@@ -43,6 +44,6 @@ def test_the_placement_written_there_trains_and_is_inspected(
             main()
         assert not left.value.code
     assert load_config(tmp_path / "runs" / "gated").model.placement == "gated:Gated"
-    losses = [row["loss"] for row in read_metrics(tmp_path / "runs" / "gated") if "loss" in row]
+    losses = [row["loss"] for row in history.read(tmp_path / "runs" / "gated").rows if "loss" in row]
     assert losses[-1] < losses[0]
     assert "Pre-LN" in capsys.readouterr().out  # what inspect finds it to be

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from leadline import recipes
+from leadline import history, recipes
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.store import Store, prepare
@@ -168,7 +168,7 @@ def test_graph_and_eager_have_the_same_losses_and_weights(labelled: Config) -> N
 def test_it_learns_what_can_be_learnt(tmp_path: Path) -> None:
     """Whether two texts begin with the same word: nothing in either text alone tells."""
     from leadline.training.loop import train
-    from leadline.training.run import labels_of, read_metrics
+    from leadline.training.run import labels_of
 
     rng = random.Random(0)
     for split, size in {"train": 1500, "valid": 200}.items():
@@ -185,7 +185,7 @@ def test_it_learns_what_can_be_learnt(tmp_path: Path) -> None:
         train={"epochs": 5, "device": "cpu"},
     )
     run = train(config, tmp_path / "run")
-    last = read_metrics(run)[-1]
+    last = history.read(run).rows[-1]
     assert last["valid_accuracy"] > 0.9
     assert last["valid_nll"] < math.log(2) / 2
     assert labels_of(run) == ["agree", "differ"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import multiprocessing
 import shutil
@@ -241,7 +242,7 @@ def save_and_hang(run: Path, moment: str, pipe: Connection) -> None:
 @pytest.mark.parametrize("moment", ["while it writes", "before it renames"])
 def test_a_kill_during_the_write_leaves_the_earlier_checkpoint(moment: str, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["leadline.training.loop", "torch.utils.tensorboard", "torch._dynamo"])
+    context.set_forkserver_preload(["leadline.training.loop", "tensorboard.summary.writer", "torch._dynamo"])
     pipe, other_end = context.Pipe()
     process = context.Process(target=save_and_hang, args=(tmp_path, moment, other_end))
     process.start()
@@ -435,23 +436,17 @@ def test_a_damaged_checkpoint_never_displaces_a_whole_one(tmp_path: Path) -> Non
     assert latest[0].update == 20
 
 
-def test_weights_of_another_shape_are_refused_by_name(finished: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(finished, tmp_path / "run")
-    config = run / "config.toml"
-    config.write_text(config.read_text().replace("ffn_dim = 32", "ffn_dim = 64"))
+def test_weights_of_another_shape_are_refused_by_name(finished: Path, tiny: Config, tmp_path: Path) -> None:
+    config = tiny.set(model={"ffn_dim": 64}, train={"start": str(finished)})
     expected = r"encoder\.blocks\.0\.ffn\.expand\.weight is \(32, 16\), the model needs \(64, 16\)"
     with pytest.raises(UserError, match=expected):
-        resume(run)
-    with pytest.raises(UserError, match=expected):
-        load(run)
+        train(config, tmp_path / "run")
 
 
-def test_another_set_of_weights_is_refused_by_name(finished: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(finished, tmp_path / "run")
-    config = run / "config.toml"
-    config.write_text(config.read_text().replace("encoder_layers = 1", "encoder_layers = 2"))
+def test_another_set_of_weights_is_refused_by_name(finished: Path, tiny: Config, tmp_path: Path) -> None:
+    config = tiny.set(model={"encoder_layers": 2}, train={"start": str(finished)})
     with pytest.raises(UserError, match=r"encoder\.blocks\.1\..*differ"):
-        resume(run)
+        train(config, tmp_path / "run")
 
 
 def test_the_average_is_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
@@ -501,6 +496,28 @@ def test_load_offers_another_where_the_best_is_damaged(finished: Path, tmp_path:
     flip_a_byte(run / "checkpoints" / str(best) / "model.safetensors")
     with pytest.raises(UserError, match=r"damaged.*--checkpoint \(00000010\)"):
         load(run)
+
+
+@pytest.mark.parametrize("damage", ["truncate the state", "delete the state", "another update", "another best"])
+def test_where_the_newest_is_damaged_no_other_is_taken_for_the_best(damage: str, tmp_path: Path) -> None:
+    """It may be the newest's weights that are the best, and an older one does not know."""
+    save_each(tmp_path, [1, 2], best=(1, 2))
+    damages = DAMAGE | {"another best": lambda f: replace(f / "state.json", '"best_update": 2', '"best_update": 1')}
+    damages[damage](tmp_path / "checkpoints" / "00000002")
+    with pytest.raises(UserError, match=r"state\.json is damaged.*which checkpoint is the best.*00000001, 00000002"):
+        checkpoint.choose(tmp_path, "best")
+    assert checkpoint.choose(tmp_path, "1")[0] == "00000001"
+
+
+def test_a_state_of_before_with_fewer_fields_is_read(tmp_path: Path) -> None:
+    save_each(tmp_path, [1])
+    path = tmp_path / "checkpoints" / "00000001" / "state.json"
+    facts = json.loads(path.read_text())
+    del facts["losses"], facts["config"]
+    fields = {key: value for key, value in facts.items() if key != "sha256"}
+    facts["sha256"]["state"] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+    path.write_text(json.dumps(facts))
+    assert checkpoint.read(tmp_path, "00000001")[0] == State(update=1)
 
 
 def test_a_run_folder_holds_nothing_that_needs_pickle(finished: Path) -> None:

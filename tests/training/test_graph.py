@@ -14,6 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from leadline import history
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.store import Store, prepare
@@ -24,7 +25,6 @@ from leadline.tasks import Translation
 from leadline.training import checkpoint, graph, inputs
 from leadline.training.checkpoint import State
 from leadline.training.loop import train
-from leadline.training.run import read_metrics
 from leadline.training.step import Step, dropout_seed, make_step
 
 pytestmark = pytest.mark.usefixtures("captured")
@@ -235,7 +235,7 @@ def test_a_checkpoint_goes_on_in_the_other_way(config: Config, way: str, tmp_pat
 def test_a_run_trains_evaluates_and_saves(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Translation, "batches", lambda task, part: iter([task.collate(np.arange(2))]))
     folder = train(config.set(train={"updates": 2, "eval_every": 1}), tmp_path / "run")
-    rows = [row for row in read_metrics(folder) if "valid_nll" in row]
+    rows = [row for row in history.read(folder).rows if "valid_nll" in row]
     assert rows[1]["valid_nll"] < rows[0]["valid_nll"]
     assert json.loads((folder / "run.json").read_text())["chosen"]["step"] == "graph"
     assert checkpoint.names(folder) == ["00000001", "00000002"]

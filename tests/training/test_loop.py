@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from leadline import config as configuration
+from leadline import history
 from leadline.config import Config, to_dict
 from leadline.data import batching
 from leadline.data.store import Store, prepare
@@ -23,7 +24,7 @@ from leadline.tasks import Translation
 from leadline.training import checkpoint
 from leadline.training.events import Event
 from leadline.training.loop import find_device, train
-from leadline.training.run import load_config, read_metrics
+from leadline.training.run import load_config
 from leadline.training.step import Result, make_step
 
 
@@ -31,12 +32,12 @@ def measured(run: Path) -> list[dict[str, float]]:
     """The rows of metrics.jsonl without what depends on the clock."""
     return [
         {key: value for key, value in row.items() if key not in ("seconds", "tokens_per_second")}
-        for row in read_metrics(run)
+        for row in history.read(run).rows
     ]
 
 
 def evaluations(run: Path) -> list[dict[str, float]]:
-    return [row for row in read_metrics(run) if "valid_nll" in row]
+    return [row for row in history.read(run).rows if "valid_nll" in row]
 
 
 def task_of(config: Config) -> Translation:
@@ -71,7 +72,7 @@ def copying(tmp_path_factory: pytest.TempPathFactory, tiny: Config) -> Config:
 
 def test_the_loss_falls_on_a_task_that_can_be_learnt(copying: Config, tmp_path: Path) -> None:
     run = train(copying, tmp_path / "run")
-    first, *_, last = (row["loss"] for row in read_metrics(run) if "loss" in row)
+    first, *_, last = (row["loss"] for row in history.read(run).rows if "loss" in row)
     assert first > 3
     assert last < 0.3
     assert evaluations(run)[-1]["valid_nll"] < 0.3
@@ -87,7 +88,7 @@ def test_events_tell_the_training_in_order(tiny: Config, tmp_path: Path) -> None
     ]  # fmt: skip
     assert {event.total for event in events} == {6}
     assert "pre_ln" in events[0].message
-    assert [event.row for event in events[1:]] == read_metrics(run)
+    assert [event.row for event in events[1:]] == history.read(run).rows
 
 
 def test_every_listener_hears_every_event(tiny: Config, tmp_path: Path) -> None:
@@ -113,9 +114,9 @@ def test_a_run_of_epochs_evaluates_after_each(tiny: Config, tmp_path: Path) -> N
 
 def test_whichever_of_updates_and_epochs_comes_first_ends_a_run(tiny: Config, tmp_path: Path) -> None:
     by_updates = train(tiny.set(train={"updates": 3, "epochs": 1}), tmp_path / "updates")
-    assert read_metrics(by_updates)[-1]["update"] == 3
+    assert history.read(by_updates).rows[-1]["update"] == 3
     by_epochs = train(tiny.set(train={"updates": 999, "epochs": 1, "eval_every": 0}), tmp_path / "epochs")
-    assert (read_metrics(by_epochs)[-1]["epoch"], len(evaluations(by_epochs))) == (1, 1)
+    assert (history.read(by_epochs).rows[-1]["epoch"], len(evaluations(by_epochs))) == (1, 1)
 
 
 def test_a_run_that_is_never_evaluated_trains_and_saves_like_any_other(tiny: Config, tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_run_that_is_never_evaluated_trains_and_saves_like_any_other(tiny: Con
         config = tiny.set(train={"updates": 0, "epochs": 2, "eval_every": every, "batch_tokens": 1024, "keep": 9})
         run = train(config, tmp_path / name)
         saved = checkpoint.names(run)
-        assert any("valid_nll" in row for row in read_metrics(run)) == (every == 0)
+        assert any("valid_nll" in row for row in history.read(run).rows) == (every == 0)
         assert len(saved) == 2
         weights.append(checkpoint.read_latest(run)[1])
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
@@ -141,8 +142,8 @@ def test_a_line_of_metrics_is_the_mean_since_the_line_before(tiny: Config, tmp_p
     settings = {"updates": 6, "eval_every": 6}
     each = train(tiny.set(train=settings), tmp_path / "each")
     some = train(tiny.set(train=settings | {"log_every": 3}), tmp_path / "some")
-    losses = [row["loss"] for row in read_metrics(each) if "loss" in row]
-    found = {row["update"]: row["loss"] for row in read_metrics(some) if "loss" in row}
+    losses = [row["loss"] for row in history.read(each).rows if "loss" in row]
+    found = {row["update"]: row["loss"] for row in history.read(some).rows if "loss" in row}
     assert found == pytest.approx({3: sum(losses[:3]) / 3, 6: sum(losses[3:]) / 3})
 
 
@@ -186,7 +187,7 @@ def test_a_weight_that_is_nan_ends_the_training_at_its_update(
     with pytest.raises(Diverged, match=r"the loss is nan at update 1 with pre_ln.*no checkpoint had been written"):
         train(tiny, tmp_path / "run")
     assert checkpoint.names(tmp_path / "run") == []
-    assert read_metrics(tmp_path / "run") == [{"update": 1, "loss": None, "grad_norm": None}]
+    assert history.read(tmp_path / "run").rows == [{"update": 1, "loss": None, "grad_norm": None}]
 
 
 def test_an_absurd_rate_diverges_and_keeps_the_last_good_checkpoint(tiny: Config, tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_an_absurd_rate_diverges_and_keeps_the_last_good_checkpoint(tiny: Config
     last = int(kept[-1])
     assert f"at update {last + 1} with post_ln at lr 1e+30" in str(error.value)
     assert f"the last checkpoint is {kept[-1]}" in str(error.value)
-    assert [row["update"] for row in read_metrics(tmp_path / "run")] == list(range(1, last + 2))
+    assert [row["update"] for row in history.read(tmp_path / "run").rows] == list(range(1, last + 2))
 
 
 def test_divergence_ends_the_command_with_code_3(
@@ -270,7 +271,7 @@ def test_tensorboard_holds_the_same_numbers(finished: Path) -> None:
     board = EventAccumulator(str(finished / "tensorboard"))
     board.Reload()
     found = [(event.step, event.value) for event in board.Scalars("loss")]
-    expected = [(row["update"], row["loss"]) for row in read_metrics(finished) if "loss" in row]
+    expected = [(row["update"], row["loss"]) for row in history.read(finished).rows if "loss" in row]
     assert found == [(update, pytest.approx(loss)) for update, loss in expected]
 
 
@@ -356,7 +357,7 @@ def test_bf16_trains_on_a_cpu_with_fp32_weights(copying: Config, tmp_path: Path)
     settings = {"updates": 20, "eval_every": 20}
     half = train(copying.set(train=settings | {"precision": "bf16"}), tmp_path / "bf16")
     full = train(copying.set(train=settings), tmp_path / "fp32")
-    losses = [[row["loss"] for row in read_metrics(run) if "loss" in row] for run in (half, full)]
+    losses = [[row["loss"] for row in history.read(run).rows if "loss" in row] for run in (half, full)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
     assert losses[0][-1] < losses[0][0] / 1.5

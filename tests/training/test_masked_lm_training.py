@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from leadline import history
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.store import Store, prepare
@@ -17,7 +18,6 @@ from leadline.errors import UserError
 from leadline.tasks import MaskedLM
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
-from leadline.training.run import read_metrics
 from leadline.training.step import make_step
 from leadline.training.trained import load
 
@@ -50,7 +50,7 @@ def test_it_learns_and_resumes_to_the_same_bits(masked: Config, tmp_path: Path, 
     found, expected = tensors(tmp_path / "stopped"), tensors(whole)
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
-    rows = read_metrics(whole)
+    rows = history.read(whole).rows
     assert rows[-1]["epoch"] >= 2
     assert {"valid_nll", "valid_accuracy", "valid_perplexity", "valid_next_accuracy"} <= rows[-1].keys()
     assert rows[-1]["valid_nll"] < rows[0]["loss"]

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from leadline import history
 from leadline.provenance import FORMAT, NUMERICS, code
 from leadline.training import checkpoint
 from leadline.training.loop import resume
-from leadline.training.run import load_config, read_metrics
+from leadline.training.run import load_config
 from leadline.training.trained import load
 
 OLD = Path(__file__).parent / "old_run"
@@ -38,7 +39,7 @@ def test_it_goes_on_and_says_what_has_changed(run: Path) -> None:
         if not name.endswith(("kv.bias", "q.bias")):  # keys' biases have no gradient but rounding, which Adam enlarges
             torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-5)
     before = [json.loads(line) for line in (OLD / "run" / "metrics.jsonl").read_text().splitlines()]
-    after = [row["valid_nll"] for row in read_metrics(run) if "valid_nll" in row]
+    after = [row["valid_nll"] for row in history.read(run).rows if "valid_nll" in row]
     assert after == pytest.approx([row["valid_nll"] for row in before if "valid_nll" in row], abs=1e-5)
     messages = [event.message for event in heard if event.kind == "message"]
     assert messages[0].startswith(f"this run began with numerics 1 and goes on with {NUMERICS}")

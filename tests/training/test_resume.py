@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leadline import cli
+from leadline import cli, history
 from leadline.cli.terminal import TrainingView
 from leadline.config import Config, to_toml
 from leadline.errors import UserError
@@ -110,7 +110,7 @@ def paused(config: Config, tmp_path: Path) -> Iterator[Paused]:
     """Another process in the middle of training into tmp_path/run. All are forked from one that has loaded torch."""
     (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["leadline.training.loop", "torch.utils.tensorboard", "torch._dynamo"])
+    context.set_forkserver_preload(["leadline.training.loop", "tensorboard.summary.writer", "torch._dynamo"])
     pipe, other_end = context.Pipe()
     arguments = ["train", str(tmp_path / "config.toml"), "--out", str(tmp_path / "run")]
     process = context.Process(target=train_and_pause, args=(arguments, tmp_path / "stderr", other_end))
@@ -230,6 +230,18 @@ def test_a_training_can_stop_exactly_between_two_epochs(config: Config, whole: P
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
+@pytest.mark.parametrize("every", [4, 7])
+def test_the_first_line_after_a_resume_is_of_the_same_updates(every: int, config: Config, tmp_path: Path) -> None:
+    """Checkpoints at 5 and 15 lie between two lines of metrics."""
+    config = config.set(train={"log_every": every, "save_every": 5, "eval_every": -1})
+    straight = train(config, tmp_path / "straight")
+    with pytest.raises(Crash):
+        train(config, tmp_path / "stopped", [crash_at(8 if every == 4 else 7)])
+    assert checkpoint.read(tmp_path / "stopped", "00000005")[0].losses != []
+    resume(tmp_path / "stopped")
+    assert measured(tmp_path / "stopped") == measured(straight)
+
+
 def test_the_seed_decides_the_bits(config: Config, whole: Path, tmp_path: Path) -> None:
     """So that the other tests cannot pass because nothing depends on anything."""
     again = train(config, tmp_path / "again")
@@ -282,9 +294,9 @@ def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_read_metrics_leaves_out_half_a_line(tmp_path: Path) -> None:
+def test_a_history_leaves_out_half_a_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n{"upd')
-    assert runs.read_metrics(tmp_path) == [{"update": 1}, {"update": 2}]
+    assert history.read(tmp_path).rows == [{"update": 1}, {"update": 2}]
 
 
 def test_a_run_does_not_go_on_with_other_data(tiny: Config, tmp_path: Path) -> None:

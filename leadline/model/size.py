@@ -1,0 +1,56 @@
+"""How large a model is, from its config alone: what cannot fit is refused before anything is built."""
+
+from __future__ import annotations
+
+from leadline import machine
+from leadline.config import Config, ModelConfig
+from leadline.errors import UserError
+
+GIB = 2**30
+BLOCK = 10_000  # bytes that the objects of a block take at least, however narrow it is
+
+
+def weights(model: ModelConfig, vocabulary: int) -> int:
+    """Numbers in its matrices; biases, norms and what a placement adds are a few hundredths more."""
+    dim, stacks = model.dim, (model.encoder_layers > 0) + (model.decoder_layers > 0)
+    attention, ffn = 4 * dim**2, 2 * dim * model.ffn_dim
+    blocks = model.encoder_layers * (attention + ffn) + model.decoder_layers * (stacks * attention + ffn)
+    tables = (1 if model.embeddings == "tied" else stacks) + (model.embeddings == "separate")
+    positions = model.max_length if model.positions == "learned" else 0
+    heads = (dim if model.head == "bert" else 0) + (dim + model.classes if model.classes or model.pooler else 0)
+    return blocks + dim * (tables * vocabulary + stacks * (positions + model.segments) + heads)
+
+
+def require_room(model: ModelConfig, vocabulary: int) -> None:
+    """For the weights as they are built, in the memory of this machine."""
+    layers = model.encoder_layers + model.decoder_layers
+    needed = 4 * (weights(model, vocabulary) + model.max_length * model.dim) + BLOCK * layers
+    _require(needed, machine.memory(), "this machine", f"building {_told(model, vocabulary)}")
+
+
+def require_room_to_train(config: Config, vocabulary: int, available: float, where: str) -> None:
+    """For weights, gradients and what the optimizer keeps, and for what a batch leaves for the backward pass."""
+    model, train = config.model, config.train
+    kept = {"sgd": 3 if config.optim.momentum else 2}.get(config.optim.name, 4)  # numbers a weight
+    tokens = train.batch_tokens
+    if train.batch_sequences:
+        tokens = min(tokens, train.batch_sequences * model.max_length)
+    block = model.dim if train.recompute else 4 * model.dim + model.ffn_dim  # numbers a token, at least
+    layers, size = model.decoder_layers or model.encoder_layers, 2 if train.precision == "bf16" else 4
+    needed = 4 * kept * weights(model, vocabulary) + tokens * block * layers * size
+    batch = f"batches of train.batch_tokens={train.batch_tokens}"
+    _require(needed, available, where, f"training {_told(model, vocabulary)} on {batch}")
+
+
+def _told(model: ModelConfig, vocabulary: int) -> str:
+    keys = ("encoder_layers", "decoder_layers", "dim", "ffn_dim", "max_length")
+    sizes = ", ".join(f"model.{key}={getattr(model, key)}" for key in keys)
+    return f"{weights(model, vocabulary):.3g} weights ({sizes}, {vocabulary} tokens in the vocabulary)"
+
+
+def _require(needed: int, available: float, where: str, what: str) -> None:
+    if needed > available:
+        raise UserError(
+            f"{what} needs at least {needed / GIB:.3g} GiB of memory, and {where} has {available / GIB:.3g}: make the "
+            "model or the batch smaller"
+        )
