@@ -2,10 +2,12 @@
 
     python -m bench.minilm MODEL_FOLDER --mrpc FOLDER --rte FOLDER --seeds 3 --out FILE.json
 
-Both have the same model folder, pairs, splits, batch, rate, schedule, optimizer, clipping, dropout and epochs. What is
-each library's own: the classifier's start (Xavier here, N(0, 0.02²) there), which pairs meet in a batch (here 32 or,
-where they are long, a few less), and what is drawn. Before anything is trained, hidden states and pooler are compared.
-What is finished under --work is not done again, so the command can be stopped and started again.
+Both have the same model folder, pairs, splits, batch, rate, schedule, optimizer, clipping and epochs. What is each
+library's own: the classifier's start (Xavier here, N(0, 0.02²) there), dropout on what the pooler makes (there only),
+which pairs meet in a batch (here 32 or, where they are long, a few less), and what is drawn. Before anything is
+trained, hidden states and pooler are compared. --updates compares instead the losses of the first updates without
+dropout, from one classifier and on the same batches. What is finished under --work is not done again, so the command
+can be stopped and started again.
 """
 
 from __future__ import annotations
@@ -35,9 +37,12 @@ from leadline.jobs.job import finished
 from leadline.provenance import stamp
 from leadline.tasks import Classification, agreement
 from leadline.training import checkpoint, optim
+from leadline.training.run import load_config
+from leadline.training.step import EagerStep
 from leadline.training.trained import load
 
-SETTING = tuning.Setting(batch=32, lr=5e-5, epochs=3)
+BATCH, RATE = 32, 5e-5
+PIECES = 4  # of similar length in which a batch goes through transformers: the same gradient with less padding
 LENGTH = 128  # tokens of a pair; the longer text loses first
 KINDS = ("leadline", "transformers")
 METRICS = ("accuracy", "f1", "nll")
@@ -57,7 +62,7 @@ Ready = tuple[Config, Store, dict[str, Pairs]]  # what the trainings of a task n
 def configure(run: Path, task: str, folder: Path) -> tuple[Config, Store]:
     config = tuning.configure(run, task, str(folder), [f"model.max_length={LENGTH}", "train.device=cpu"], "last")
     store = Store(prepare(config.data))
-    return tuning.fitted(config, store, [SETTING]), store
+    return tuning.fitted(config, store, [tuning.Setting(BATCH, RATE, 1)]), store
 
 
 def tokenised(model: Path, config: Config, store: Store, split: str) -> Pairs:
@@ -119,39 +124,74 @@ def parity(model: Path, run: Path, config: Config, store: Store, pairs: Pairs, c
     }
 
 
-def leadline(config: Config, seed: int, out: Path) -> None:
+def first_updates(model: Path, config: Config, store: Store, pairs: Pairs, count: int = 20, size: int = 8) -> Row:
+    """The losses of both without dropout, on the same short batches and from the same classifier."""
+    from transformers import AutoModelForSequenceClassification
+
+    config = config.set(model={"dropout": 0.0, "attention_dropout": 0.0})
+    task = Classification(config, store)
+    lengths = task.train.lengths[:, 0]
+    short = np.random.default_rng(0).permutation(np.argsort(lengths, kind="stable")[: count * size])
+    plan = [rows[np.argsort(lengths[rows], kind="stable")] for rows in np.split(short, count)]
+
+    ours: Any = task.build_model()
+    run = Path(config.train.start)
+    name, weights = checkpoint.choose(run, config.train.start_checkpoint)
+    new = task.start_from(ours, load_config(run), weights)
+    checkpoint.restore_part(ours, weights, name, new)
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    theirs: Any = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2, **off).train()
+    theirs.classifier.load_state_dict(ours.classifier.out.state_dict())
+    step = EagerStep(config, task, ours.train())
+    optimizer = optim.optimizer(config.optim, theirs)
+
+    losses: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for update, rows in enumerate(plan, 1):
+        losses["leadline"].append(float(step([task.collate(rows)], update, RATE).loss))
+        inputs, labels = padded(pairs, rows.tolist())
+        loss = F.cross_entropy(theirs(**inputs).logits, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), config.optim.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses["transformers"].append(float(loss.detach()))
+    return losses | {"largest difference": max(abs(a - b) for a, b in zip(*losses.values(), strict=True))}
+
+
+def leadline(config: Config, setting: tuning.Setting, seed: int, out: Path) -> None:
     """As `leadline finetune` does it, up to this seed."""
-    tuning.finetune(config, [SETTING], seed, 1, out)
+    tuning.finetune(config, [setting], seed, 1, out)
 
 
-def leadline_result(config: Config, store: Store, seed: int, out: Path) -> Row | None:
+def leadline_result(config: Config, store: Store, setting: tuning.Setting, seed: int, out: Path) -> Row | None:
     weights = checkpoint.choose(Path(config.train.start), config.train.start_checkpoint)[1]
-    job = tuning.job(config, SETTING, seed, store, checkpoint.fingerprint(weights))
+    job = tuning.job(config, setting, seed, store, checkpoint.fingerprint(weights))
     if (result := finished(job, out / "runs")) is None:
         return None
     scores = {name: result[f"valid_{name}"] for name in METRICS}
     return scores | {"updates": result["updates"], "seconds": round(result["seconds"])}
 
 
-def transformers(model: Path, config: Config, train: Pairs, valid: Pairs, seed: int) -> Row:
+def transformers(model: Path, config: Config, setting: tuning.Setting, train: Pairs, valid: Pairs, seed: int) -> Row:
     from transformers import AutoModelForSequenceClassification, set_seed
 
     set_seed(seed)
     theirs: Any = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2).train()
     optimizer = optim.optimizer(config.optim, theirs)  # torch's AdamW; biases and norms are not decayed
-    an_epoch = -(-len(train.labels) // SETTING.batch)
-    total = SETTING.epochs * an_epoch
+    total = setting.epochs * -(-len(train.labels) // setting.batch)
     warmup = round(tuning.WARMUP * total)
     update, began = 0, time.perf_counter()
-    for epoch in range(SETTING.epochs):
+    for epoch in range(setting.epochs):
         order = np.random.default_rng((seed, epoch)).permutation(len(train.labels))
-        for rows in batches(order, SETTING.batch):
+        for rows in batches(order, setting.batch):
             update += 1
-            inputs, labels = padded(train, rows)
-            F.cross_entropy(theirs(**inputs).logits, labels).backward()
+            rows.sort(key=lambda row: len(train.inputs[row]["input_ids"]))
+            for piece in batches(np.array(rows), -(-len(rows) // PIECES)):
+                inputs, labels = padded(train, piece)
+                (F.cross_entropy(theirs(**inputs).logits, labels, reduction="sum") / len(rows)).backward()
             torch.nn.utils.clip_grad_norm_(theirs.parameters(), config.optim.clip)
             for group in optimizer.param_groups:
-                group["lr"] = optim.linear(update, SETTING.lr, warmup, total)
+                group["lr"] = optim.linear(update, setting.lr, warmup, total)
             optimizer.step()
             optimizer.zero_grad()
             if update % 20 == 0:
@@ -164,7 +204,7 @@ def transformers(model: Path, config: Config, train: Pairs, valid: Pairs, seed: 
 def evaluate(theirs: Any, pairs: Pairs) -> Row:
     theirs.eval()
     nll, counts = 0.0, np.zeros((2, 2), dtype=np.int64)
-    for rows in batches(np.argsort([len(each["input_ids"]) for each in pairs.inputs]), SETTING.batch):
+    for rows in batches(np.argsort([len(each["input_ids"]) for each in pairs.inputs]), BATCH):
         inputs, labels = padded(pairs, rows)
         logits = theirs(**inputs).logits
         nll += float(F.cross_entropy(logits, labels, reduction="sum"))
@@ -187,14 +227,18 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     return lines
 
 
-def collected(ready: dict[str, Ready], work: Path, seeds: int) -> list[Row]:
+def own_file(work: Path, task: str, setting: tuning.Setting, seed: int) -> Path:
+    return work / task / f"transformers-{setting.epochs}-{seed}.json"
+
+
+def collected(ready: dict[str, Ready], work: Path, setting: tuning.Setting, seeds: int) -> list[Row]:
     """What is finished."""
     rows = []
     for task, kind, seed in product(ready, KINDS, range(1, seeds + 1)):
         config, store, _ = ready[task]
-        own = work / task / f"transformers-{seed}.json"
+        own = own_file(work, task, setting, seed)
         if kind == "leadline":
-            row = leadline_result(config, store, seed, work / task)
+            row = leadline_result(config, store, setting, seed, work / task)
         else:
             row = json.loads(own.read_text(encoding="utf-8")) if own.exists() else None
         if row:
@@ -208,10 +252,13 @@ def main() -> None:
     parser.add_argument("--rte", type=Path, required=True)
     parser.add_argument("--mrpc", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--updates", action="store_true", help="only compare the first updates on MRPC")
     parser.add_argument("--only", choices=KINDS, help="train with this one; another command may do the other")
     parser.add_argument("--work", type=Path, default=Path("runs/minilm"), help="what is finished there is used")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    setting = tuning.Setting(BATCH, RATE, options.epochs)
     run = (options.work / "imported").absolute()
     if not run.exists():
         huggingface.load(options.model, run)
@@ -223,16 +270,20 @@ def main() -> None:
         ready[task] = config, store, pairs
         parities[task] = parity(options.model, run, config, store, pairs["valid"])
         print(task, parities[task], flush=True)
-    facts = stamp() | {"setting": asdict(SETTING) | {"length": LENGTH}, "parity": parities}
+    if options.updates:
+        config, store, pairs = ready["mrpc"]
+        write_json(options.out, stamp() | {"updates": first_updates(options.model, config, store, pairs["train"])})
+        return
+    facts = stamp() | {"setting": asdict(setting) | {"length": LENGTH}, "parity": parities}
     for seed, task, kind in product(range(1, options.seeds + 1), ready, [options.only] if options.only else KINDS):
         config, store, pairs = ready[task]
-        own = options.work / task / f"transformers-{seed}.json"
+        own = own_file(options.work, task, setting, seed)
         if kind == "leadline":
-            leadline(config, seed, options.work / task)
+            leadline(config, setting, seed, options.work / task)
         elif not own.exists():
             own.parent.mkdir(exist_ok=True)
-            write_json(own, transformers(options.model, config, pairs["train"], pairs["valid"], seed))
-        rows = collected(ready, options.work, options.seeds)
+            write_json(own, transformers(options.model, config, setting, pairs["train"], pairs["valid"], seed))
+        rows = collected(ready, options.work, setting, options.seeds)
         write_json(options.out, facts | {"rows": rows, "summary": summary(rows)})
         print(f"{task}, seed {seed}, {kind}: done", flush=True)
 

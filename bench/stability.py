@@ -82,7 +82,7 @@ def train_one(job: tuple[Cell, float]) -> dict[str, Any]:
 
     folder = Path(tempfile.mkdtemp())
     try:
-        leadline.train(config_of(cell, lr), folder / "run", [watch])
+        leadline.train(config_of(cell, lr), folder / "run", [watch], progress=False)
     except _Decided:
         pass
     except leadline.Diverged:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leadline import recipes
+    from leadline.api import resume, train
     from leadline.config import Config
     from leadline.diagnose.inspect import inspect
     from leadline.diagnose.inspection import Inspection
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from leadline.errors import Diverged, UserError
     from leadline.model import Transformer
     from leadline.placement import PLACEMENTS, DeepNorm, Placement, PostLN, PreLN, Site
-    from leadline.training.loop import resume, train
     from leadline.training.trained import Trained, load
 
 __version__ = "0.1.0"
@@ -42,8 +42,8 @@ _HOME = {
     "PostLN": "leadline.placement",
     "PreLN": "leadline.placement",
     "Site": "leadline.placement",
-    "resume": "leadline.training.loop",
-    "train": "leadline.training.loop",
+    "resume": "leadline.api",
+    "train": "leadline.api",
 }
 
 

@@ -19,6 +19,7 @@ from leadline import config as configuration
 from leadline.cli import terminal
 from leadline.config import Config
 from leadline.placement import PLACEMENTS, ROLES
+from leadline.training.events import Event
 
 Leadline = Callable[..., Any]
 
@@ -265,6 +266,18 @@ def test_a_terminal_shows_a_bar_and_the_evaluations(
     assert "training" in shown
     assert "100%" in shown
     assert "update 2/2  valid" in shown
+
+
+def test_a_terminal_shows_the_bar_before_there_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, highlight=False, width=200)
+    monkeypatch.setattr(terminal, "screen", screen)
+    with terminal.TrainingView() as view:
+        view(Event("message", 0, 8, {}, "a note"))
+        assert not view.tasks
+        view(Event("start", 2, 8, {}, "from update 2"))
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "from update 2" in shown
+    assert "25%" in shown
 
 
 # Mistakes

@@ -62,15 +62,16 @@ def leadline(
     """Train deep Transformers without the warm-up lottery."""
 
 
-What = Annotated[str, typer.Argument(help=f"A recipe ({', '.join(recipes.RECIPES)}) or the path of a config.toml.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key of the config: --set optim.lr=1e-3")]
+What = Annotated[str, typer.Argument(help="A recipe (leadline recipes lists them) or the path of a config.toml.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key (see leadline keys): --set optim.lr=1e-3")]
+SetDecode = Annotated[list[str] | None, typer.Option("--set", help="Change how it translates: --set decode.beam=5")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.")]
-Which = Annotated[str, typer.Option("--checkpoint", help="best, last, average:K or a checkpoint's number.")]
+Which = Annotated[str, typer.Option("--checkpoint", help="best, last, average:K (of the last K) or a number.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Import the placement that the run names: its author's code.")
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1.")]
+Device = Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:1.")]
 
 
 def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Config:

@@ -18,7 +18,7 @@ from leadline.files import to_json
 
 @app.command()
 def recipes(as_json: Json = False) -> None:
-    """List the recipes: what each trains, how large it is and, where it was measured, how long it takes."""
+    """List the recipes: what each trains and how large it is."""
     rows = []
     for name, recipe in every_recipe.RECIPES.items():
         config = recipe()

@@ -33,7 +33,7 @@ def placements(
     lr: Annotated[float | None, typer.Option(help="--compare: the rate of the first steps; 4e-3 if not given.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Constants and the initial std of every weight role, for each placement, from the code itself."""
+    """List the placements: their constants, and the initial std of every weight role."""
     from leadline.model.init import table as rows_of
     from leadline.placement import PLACEMENTS, ROLES
 
@@ -120,7 +120,7 @@ def reproduce(
     seeds: Annotated[
         int | None,
         typer.Option(
-            help="Runs of each kind, with seeds 1, 2, …; at tiny 1, else as many as its claims need if not given."
+            help="Runs of each kind, with seeds 1, 2, …; if not given, 1 at tiny and else as many as the claims need."
         ),
     ] = None,
     depths: Annotated[
@@ -141,7 +141,7 @@ def reproduce(
     assignments: Set = None,
     as_json: Json = False,
 ) -> None:
-    """The papers' figures and tables by name, on your data; stop it at any time and start it again to go on."""
+    """Reproduce the papers' figures and tables by name, on your data; start it again to resume."""
     from leadline import reproduce as figures
     from leadline.jobs.cluster import runner
     from leadline.reproduce.figure import Chosen

@@ -75,7 +75,7 @@ def advise_command(
     warmup: Annotated[int, typer.Option(help="Warm-up updates you are willing to spend.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Placement, α and β, rate and expected update for a model not built yet, from a measured table."""
+    """Recommend a placement and a learning rate for a model that is not built yet, from a measured table."""
     from leadline.diagnose.advise import advise
 
     entries = advise(layers, dim, arch, batch_tokens, warmup)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def report_command(
         "report.html"
     ),
 ) -> None:
-    """One self-contained page about runs and inspections: curves, layers, verdicts, configurations."""
+    """Make one self-contained page about runs and inspections: curves, layers, verdicts, configs."""
     from leadline.diagnose import inspection
     from leadline.report import inspections, page
     from leadline.report import runs as reports

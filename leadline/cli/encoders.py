@@ -51,7 +51,7 @@ def finetune_command(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a pre-trained run to classify: mean and 95 % interval over seeds; start it again to go on with it."""
+    """Fine-tune a pre-trained run to classify text: mean and 95 % interval over seeds; start it again to resume."""
     from leadline.jobs import finetune as tuning
     from leadline.jobs.grid import settings_of
 

@@ -82,10 +82,8 @@ def matching(word: str) -> list[Key]:
 def instead_of(option: str) -> str:
     """For an option that is ours under another name: a sentence that says how it is written; "" for any other."""
     word = _plain(option.lstrip("-"))
-    if word in FILES:
-        return f"there is no {option}: write --out FOLDER"
-    if word in CONFIGS:
-        return f"there is no {option}: the config.toml or recipe comes first, as in leadline train config.toml"
+    if word in OPTIONS:
+        return f"there is no {option}: write {OPTIONS[word]}"
     keys = [key for key in every() if key.key == ELSEWHERE.get(word) or _plain(key.key.split(".")[-1]) == word]
     ways = " or ".join(f"--set {key.key}=… ({key.meaning})" for key in keys)
     return f"there is no {option}: write {ways}" if keys else ""
@@ -95,8 +93,11 @@ def _plain(word: str) -> str:
     return word.lower().replace("_", "-").replace(" ", "-")
 
 
-FILES = {"output", "output-dir", "save-dir", "model-dir", "out-dir"}
-CONFIGS = {"config", "config-file", "cfg"}
+OPTIONS = {  # what other tools call our options and arguments
+    **dict.fromkeys(("output", "output-dir", "out-dir", "save-dir", "model-dir"), "--out FOLDER"),
+    **dict.fromkeys(("config", "config-file", "cfg"), "the config.toml first, as in leadline train config.toml"),
+    **dict.fromkeys(("average", "average-checkpoints", "avg"), "--checkpoint average:K"),
+}
 ELSEWHERE = {  # what fairseq, transformers, JoeyNMT, OpenNMT and Marian call our keys
     "learning-rate": "optim.lr",
     "batch-size": "train.batch_tokens",

@@ -67,14 +67,15 @@ class TrainingView:
     def show(self, name: str, event: Event) -> None:
         """`name` tells trainings apart that run side by side."""
         label = f"{name}: " if name else ""
+        if self.bar and name not in self.tasks and event.kind != "message":  # the first numbers may take minutes
+            about: Any = {"total": event.total, "completed": event.update, "facts": ""}
+            self.tasks[name] = self.bar.add_task(name or "training", **about)
         if event.message:
             screen.print(f"{label}{event.message}", soft_wrap=True)
             return
         if event.kind == "evaluation" and (self.bar is None or not name):
             screen.print(f"{label}update {event.update}/{event.total}  {_facts(event.row)}", soft_wrap=True)
         if self.bar:
-            if name not in self.tasks:
-                self.tasks[name] = self.bar.add_task(name or "training", total=event.total, facts="")
             self.bar.update(self.tasks[name], completed=event.update, total=event.total, facts=_facts(event.row))
         elif event.kind == "update" and time.monotonic() - self.printed.get(name, 0) >= PLAIN_SECONDS:
             self.printed[name] = time.monotonic()

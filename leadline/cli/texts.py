@@ -26,7 +26,7 @@ def data_prepare(
     out: Annotated[Path | None, typer.Option(help="Folder to write; a shared cache if not given.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Text to tokens, once: reused when nothing changed."""
+    """Turn text into tokens, once: what has not changed is used again."""
     from leadline.data.store import Store, prepare
 
     config = config_of(what, assignments, allow_code=True)
@@ -56,7 +56,7 @@ def data_show(
     count: Annotated[int, typer.Option("-n", help="How many pairs or documents.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Pairs, examples, or the sentences of documents, as the model sees them: text and tokens."""
+    """Show pairs, labelled examples or documents as the model sees them: text and tokens."""
     from leadline.data.store import Store, prepare
 
     config = config_of(what, assignments, allow_code=True)

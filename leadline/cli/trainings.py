@@ -12,13 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from leadline import history, recipes
+from leadline import history
 from leadline.cli.app import (
     AllowCode,
     Device,
     Json,
     RunFolder,
     Set,
+    SetDecode,
     Which,
     app,
     config_of,
@@ -85,16 +86,16 @@ def demo(
 @app.command()
 def train(
     what: Annotated[
-        str | None, typer.Argument(help=f"A recipe ({', '.join(recipes.RECIPES)}) or a config.toml.")
+        str | None, typer.Argument(help="A recipe (leadline recipes lists them) or the path of a config.toml.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/RECIPE-DATE if not given.")] = None,
     assignments: Set = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
-    watch: Annotated[int, typer.Option(help="Log every layer's norms each K updates, with an alarm; 0: do not.")] = 0,
+    resume: Annotated[Path | None, typer.Option(help="Resume this run.")] = None,
+    watch: Annotated[int, typer.Option(help="Log every layer's norms each K updates, with an alarm; 0: off.")] = 0,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model into a run folder, or go on with one: leadline train --resume RUN."""
+    """Train a model into a run folder, or resume one: leadline train --resume RUN."""
     from leadline import tasks
     from leadline.data.store import Store, prepare
     from leadline.diagnose.watch import Watch
@@ -139,27 +140,22 @@ def evaluate(
     run: RunFolder,
     split: Annotated[str | None, typer.Option(help="valid or test; test if not given, where there is one.")] = None,
     which: Which = "best",
-    assignments: Set = None,
+    assignments: SetDecode = None,
     device: Device = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """What a run has learnt: its loss, and of a translation sacreBLEU and chrF with the signatures to compare by."""
+    """Evaluate a run: its loss, and for a translator sacreBLEU and chrF with their signatures."""
     trained = load_run(run, which, device, assignments, allow_code, ("decode", "data"))
     with counting(counted(trained.config)) as progress:
         task = trained.task(progress)
     tell(task.store.notes)
     split = split or ("test" if "test" in task.store.manifest["splits"] else "valid")
-    found = task.evaluate(trained.model, split)
+    scores = task.evaluate(trained.model, split)
     if sentences := task.scored(split):
         with sentences_bar(sentences) as advance:
-            found |= task.scores(trained.model, split, on_done=advance)
-    found = {"run": str(run), "split": split, "checkpoint": trained.checkpoint} | found
-    if as_json:
-        print_json(found)
-    else:
-        for key, value in found.items():
-            answer.print(f"{key:<26}{number(value, 4)}", soft_wrap=True)
+            scores |= task.scores(trained.model, split, on_done=advance)
+    _print_facts({"run": str(run), "split": split, "checkpoint": trained.checkpoint} | scores, as_json)
 
 
 @app.command()
@@ -170,12 +166,12 @@ def translate(
     ] = None,
     target: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; stdout if not given.")] = None,
     which: Which = "best",
-    assignments: Set = None,
+    assignments: SetDecode = None,
     device: Device = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Translate line by line: stdin to stdout as it comes, or a file."""
+    """Translate line by line: a file, or stdin as it comes."""
     translator = load_run(run, which, device, assignments, allow_code).translator()
     with written(target) if target else contextlib.nullcontext(sys.stdout) as out:
         for asked, translated in _translations(translator, source):
@@ -188,14 +184,52 @@ def translate(
 
 def _translations(translator: Any, source: Path | None) -> Iterator[tuple[list[str], list[str]]]:
     """Lines and their translations: a file's all at once, those of stdin as they come."""
-    from leadline.data.text import lines_of, lines_ready
+    from leadline.data.text import lines_of
 
     if source:
         lines = list(lines_of(source))
         with sentences_bar(len(lines)) as advance:
             yield lines, translator.translate(lines, advance)
-    elif sys.stdin is None:
-        raise UserError("stdin is closed: pipe sentences into leadline translate, or name a file with --input")
     else:
-        for chunk in lines_ready(sys.stdin.buffer):  # type: ignore[arg-type]  # has read1, which its type does not say
+        for chunk in _stdin():
             yield chunk, translator.translate(chunk)
+
+
+@app.command()
+def score(
+    hypotheses: Annotated[Path, typer.Argument(metavar="HYP", help="A file of translations, one a line; -: stdin.")],
+    references: Annotated[Path, typer.Argument(metavar="REF", help="A file of what they should be, line by line.")],
+    language: Annotated[
+        str, typer.Option("--lang", help="The language of both: zh, ja and ko have a tokenizer of their own.")
+    ] = "",
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without regard to case.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Score a file of translations against a reference: sacreBLEU and chrF, with their signatures."""
+    from leadline.data.text import lines_of
+    from leadline.scores import bleu_and_chrf
+
+    outputs = [line for chunk in _stdin() for line in chunk] if str(hypotheses) == "-" else list(lines_of(hypotheses))
+    expected = list(lines_of(references))
+    if len(outputs) != len(expected):
+        counts = f"{hypotheses} has {len(outputs):,} lines and {references} {len(expected):,}"
+        raise UserError(f"{counts}: they are compared line by line, so give files of the same length")
+    if not outputs:
+        raise UserError(f"{hypotheses} and {references} are empty: there is nothing to score")
+    _print_facts({"sentences": len(outputs)} | bleu_and_chrf(outputs, expected, lowercase, language), as_json)
+
+
+def _print_facts(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    for key, value in facts.items():
+        answer.print(f"{key:<26}{number(value, 4)}", soft_wrap=True)
+
+
+def _stdin() -> Iterator[list[str]]:
+    from leadline.data.text import lines_ready
+
+    if sys.stdin is None:
+        raise UserError("stdin is closed: pipe lines into this command, or name a file")
+    return lines_ready(sys.stdin.buffer)  # type: ignore[arg-type]  # has read1, which its type does not say

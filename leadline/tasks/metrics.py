@@ -1,4 +1,4 @@
-"""BLEU and chrF as everyone else computes them: sacreBLEU, with its signature."""
+"""Scores of a model's translations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from leadline.data.tokenizer import Tokenizer, clean
+from leadline.scores import bleu_and_chrf
 
 
 def corpus_scores(outputs: Sequence[str], references: Sequence[str], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -15,21 +16,15 @@ def corpus_scores(outputs: Sequence[str], references: Sequence[str], tokenizer: 
     `bleu` and `chrf` compare detokenised text, so that they mean the same for every tokenizer. Where the data
     is tokenised, `bleu_tokenized` compares the tokens, as papers of the time did.
     """
-    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.metrics import BLEU
 
     config = tokenizer.config
     # References that are files of tokenised text must become sentences again too.
     written = [tokenizer.detokenize(line) for line in outputs]
     expected = [tokenizer.detokenize(line) for line in references] if config.text == "tokenized" else list(references)
-    bleu, chrf = BLEU(lowercase=config.lowercase), CHRF(lowercase=config.lowercase)
-    scores: dict[str, Any] = {
-        "bleu": bleu.corpus_score(written, [expected]).score,
-        "chrf": chrf.corpus_score(written, [expected]).score,
-        "exact_match": sum(_same(*pair, config.lowercase) for pair in zip(written, expected, strict=True))
-        / len(written),
-        "bleu_signature": str(bleu.get_signature()),
-        "chrf_signature": str(chrf.get_signature()),
-    }
+    scores = bleu_and_chrf(written, expected, config.lowercase)
+    same = sum(_same(*pair, config.lowercase) for pair in zip(written, expected, strict=True))
+    scores["exact_match"] = same / len(written)
     if config.text != "raw":
         tokens = [clean(line, config, config.target_lang) for line in references]
         tokenized = BLEU(tokenize="none", force=True)

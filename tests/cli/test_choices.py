@@ -67,8 +67,9 @@ def test_a_word_that_no_key_has_is_one_sentence(leadline: Leadline) -> None:
     [
         ("--lr", "--set optim.lr=…"), ("--learning-rate", "--set optim.lr=…"), ("--learning_rate", "--set optim.lr=…"),
         ("--batch-size", "--set train.batch_tokens=…"), ("--epochs", "--set train.epochs=…"),
-        ("--max-steps", "--set train.updates=…"), ("--dropout", "--set model.dropout=…"), ("--config", "comes first"),
-        ("--output-dir", "--out FOLDER"),
+        ("--max-steps", "--set train.updates=…"), ("--dropout", "--set model.dropout=…"), 
+        ("--config", "leadline train config.toml"),
+        ("--output-dir", "--out FOLDER"), ("--average", "--checkpoint average:K"),
     ],
 )  # fmt: skip
 def test_an_option_of_another_tool_names_ours(option: str, ours: str, leadline: Leadline) -> None:

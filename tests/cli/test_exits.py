@@ -64,6 +64,23 @@ def test_translate_leaves_quietly_when_its_reader_has_left(echo: subprocess.Pope
     assert (echo.wait(30), echo.stderr.read()) == (1, b"")
 
 
+def test_ctrl_c_while_the_command_loads() -> None:
+    loading = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "leadline.cli":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from leadline.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "leadline: stopped\n")
+
+
 def test_lines_come_as_they_arrive_and_whole() -> None:
     class Pipe:
         def __init__(self, *reads: bytes) -> None:

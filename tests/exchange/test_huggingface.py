@@ -290,6 +290,14 @@ def test_the_command_line_there_and_back(leadline: Callable[..., Any], tmp_path:
     assert (back.code, back.out) == (0, f"{tmp_path}/back: checkpoint 00000000 of {tmp_path}/run as BertModel\n")
     assert leadline("export", tmp_path / "run", tmp_path / "back").err.endswith("is not empty: choose another folder\n")
     assert leadline("import", tmp_path / "theirs", tmp_path / "run").code == 2
+    evaluated = leadline("evaluate", tmp_path / "run")
+    assert (evaluated.code, "was imported from" in evaluated.err) == (2, True)
+    (tmp_path / "text").write_text("\n\n".join(f"{word} here." for word in "abcdefgh"))
+    evaluated = leadline(
+        "evaluate", tmp_path / "run", "--split", "valid", "--set", f"data.source=documents:{tmp_path / 'text'}"
+    )
+    assert evaluated.code == 0, evaluated.err
+    assert "nll" in evaluated.out
 
 
 def test_an_imported_run_is_fine_tuned_and_exported_with_its_labels(

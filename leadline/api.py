@@ -1,0 +1,40 @@
+"""Training from Python, with the progress that the command shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from leadline.cli.terminal import TrainingView, counting, tell
+from leadline.config import Config
+from leadline.data.store import Store, holds, prepare
+from leadline.training import loop
+from leadline.training import run as runs
+from leadline.training.events import OnStep
+
+
+def train(config: Config, out: str | Path | None = None, on_step: Sequence[OnStep] = (), progress: bool = True) -> Path:
+    """Train from the beginning; returns the run folder.
+
+    Each function of `on_step` is called with a `leadline.training.events.Event` for every line of metrics, evaluation
+    and message. Progress goes to stderr; `progress=False` is silent.
+    """
+    if out:
+        runs.require_new(Path(out))
+    return _shown(lambda functions: loop.train(config, out, functions), config, on_step, progress)
+
+
+def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: bool = True) -> Path:
+    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped."""
+    config = runs.load_config(Path(folder))
+    return _shown(lambda functions: loop.resume(folder, functions), config, on_step, progress)
+
+
+def _shown(run: Callable[[Sequence[OnStep]], Path], config: Config, on_step: Sequence[OnStep], progress: bool) -> Path:
+    if not progress:
+        return run(on_step)
+    with counting(holds(config.data.source)) as prepared:
+        store = Store(prepare(config.data, progress=prepared))  # before the bar of the training
+    tell(store.notes)
+    with TrainingView() as view:
+        return run([view, *on_step])
