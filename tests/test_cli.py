@@ -441,7 +441,7 @@ def test_a_folder_whose_name_looks_like_markup_is_printed_as_it_is(
 
 
 def test_an_error_prints_what_looks_like_markup_as_it_is(leadline: Leadline) -> None:
-    assert_one_sentence(leadline("train", "[bold]x[/bold] :heart:"), "no recipe '[bold]x[/bold] :heart:'")
+    assert_one_sentence(leadline("train", "[bold]x[/bold] :heart:"), "[bold]x[/bold] :heart: does not exist")
 
 
 def test_reproduce_takes_the_data_that_a_figure_is_about(leadline: Leadline, tmp_path: Path) -> None:

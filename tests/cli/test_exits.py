@@ -172,3 +172,15 @@ def test_an_empty_path_is_not_the_current_folder(
     if name == "--out":
         assert leadline(*f"{command}=".split()).err == answer.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named_by_the_file_that_was_asked_for(
+    leadline: Leadline, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("leadline.files.os.fsync", full)
+    answer = leadline("translate", finished, "-o", tmp_path / "out.txt", stdin=b"eins\n")
+    assert (answer.code, answer.err) == (2, f"leadline: the disk is full: {tmp_path / 'out.txt'}\n")
+    assert list(tmp_path.iterdir()) == []
