@@ -24,10 +24,13 @@ def train(config: Config, out: str | Path | None = None, on_step: Sequence[OnSte
     return _shown(lambda functions: loop.train(config, out, functions), config, on_step, progress)
 
 
-def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: bool = True) -> Path:
-    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped."""
-    config = runs.load_config(Path(folder))
-    return _shown(lambda functions: loop.resume(folder, functions), config, on_step, progress)
+def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: bool = True, allow_code: bool = False) -> Path:
+    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped.
+
+    allow_code: also where the run names a placement of somebody's own, which is imported.
+    """
+    config = runs.load_config(Path(folder), allow_code)
+    return _shown(lambda functions: loop.resume(folder, functions, allow_code=allow_code), config, on_step, progress)
 
 
 def _shown(run: Callable[[Sequence[OnStep]], Path], config: Config, on_step: Sequence[OnStep], progress: bool) -> Path:
