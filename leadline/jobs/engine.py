@@ -59,8 +59,9 @@ class Worker:
         assert self.process.stdout is not None
         with self.process.stdout:
             for line in self.process.stdout:
-                said = json.loads(line)
-                heard.put((self, said if said == DONE else Event(**said)))
+                with contextlib.suppress(ValueError):  # half a line, of one that was killed
+                    said = json.loads(line)
+                    heard.put((self, said if said == DONE else Event(**said)))
         heard.put((self, LEFT))
 
     def begin(self, job: Job, folder: Path) -> None:

@@ -189,3 +189,12 @@ def test_frozen_weights_are_left_alone() -> None:
     optimizer = optim.optimizer(OptimConfig(), model)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in model.parameters()} - {id(model[0].weight)}
+
+
+def test_without_a_word_the_rate_is_that_of_a_pre_ln_training() -> None:
+    """From the full rate to 0, however long it trains; 1/sqrt from the first update on would hardly learn."""
+    for total in (200, 20_000):
+        rate = optim.schedule(OptimConfig(), total, 100)
+        assert rate(1) == OptimConfig().lr
+        assert rate(total // 2) > 0.45 * OptimConfig().lr
+        assert 0 < rate(total) < 0.01 * OptimConfig().lr
