@@ -214,11 +214,11 @@ def evaluate(theirs: Any, pairs: Pairs) -> Row:
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """Mean and half of its 95 % interval of each kind, and of the difference seed by seed, in points."""
+    """Mean and half of its 95 % interval of each kind, and of the difference seed by seed."""
     lines = []
     for task in dict.fromkeys(row["task"] for row in rows):
-        for metric in ("accuracy", "f1"):
-            by = {k: {r["seed"]: 100 * r[metric] for r in rows if (r["task"], r["kind"]) == (task, k)} for k in KINDS}
+        for metric in METRICS:
+            by = {k: {r["seed"]: r[metric] for r in rows if (r["task"], r["kind"]) == (task, k)} for k in KINDS}
             both = sorted(by[KINDS[0]].keys() & by[KINDS[1]].keys())
             columns = {kind: [by[kind][seed] for seed in both] for kind in KINDS}
             columns["difference"] = [a - b for a, b in zip(*columns.values(), strict=True)]
