@@ -73,7 +73,7 @@ def cost(size: Size, encoder: int, decoder: int) -> Row:
     """In a process of its own."""
     model = {"placement": "deepnorm", "encoder_layers": encoder, "decoder_layers": decoder, "heads": 2}
     model |= {"dim": size.dim, "ffn_dim": size.ffn_dim}
-    config = Config().set(model=model)
+    config = Config().set(model=model, train={"precision": "fp32"})
     pool = make_pool(Workload("", 0, size.dim, size.ffn_dim, 2, 300, size.tokens, 1))
     before = _peak()
     began = time.perf_counter()

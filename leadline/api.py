@@ -24,10 +24,15 @@ def train(config: Config, out: str | Path | None = None, on_step: Sequence[OnSte
     return _shown(lambda functions: loop.train(config, out, functions), config, on_step, progress)
 
 
-def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: bool = True) -> Path:
-    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped."""
-    config = runs.load_config(Path(folder))
-    return _shown(lambda functions: loop.resume(folder, functions), config, on_step, progress)
+def resume(
+    folder: str | Path, on_step: Sequence[OnStep] = (), progress: bool = True, config: Config | None = None
+) -> Path:
+    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped.
+
+    `config`, the run's with some of `leadline.config.LATER` changed, trains longer or otherwise from there.
+    """
+    used = config or runs.load_config(Path(folder))
+    return _shown(lambda functions: loop.resume(folder, functions, config=config), used, on_step, progress)
 
 
 def _shown(run: Callable[[Sequence[OnStep]], Path], config: Config, on_step: Sequence[OnStep], progress: bool) -> Path:

@@ -129,7 +129,7 @@ class OptimConfig:
     momentum: float = 0.0  # sgd only
     clip: float = 0.0  # largest gradient norm; 0: no clipping
     # the learning rate after warm-up
-    schedule: Literal["inverse_sqrt", "hold_inverse_sqrt", "linear", "constant", "step", "cosine"] = "inverse_sqrt"
+    schedule: Literal["inverse_sqrt", "hold_inverse_sqrt", "linear", "constant", "step", "cosine"] = "hold_inverse_sqrt"
     warmup: int = 1  # updates of linear rise; 0 or 1: none
     hold: int = 4000  # hold_inverse_sqrt: updates at the full rate before the decay
     decay_at: tuple[int, ...] = ()  # step: multiply the rate by decay_factor at each of these
@@ -165,7 +165,7 @@ class TrainConfig:
     start: str = ""  # a run whose weights this one starts from
     start_checkpoint: str = "best"  # which of its checkpoints: best, last, average:K or a number
     device: str = "auto"  # auto, cpu, cuda, cuda:1
-    precision: Literal["fp32", "bf16"] = "fp32"  # of the computation; weights and optimizer state are fp32
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it, else fp32; weights are fp32
     # eager: anywhere; compiled: block by block with torch.compile; graph: captured once, the fastest, CUDA only
     step: Literal["eager", "compiled", "graph"] = "eager"
     recompute: bool = False  # gradient checkpointing by block: less memory, a third more work

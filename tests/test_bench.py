@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench import __main__ as command
-from bench import bert, depth, flops, report
+from bench import batches, bert, depth, flops, report
 from bench.measure import Setting, Work, compete
 from bench.workload import PAD, SIZES, make_pool, padded_batches
 
@@ -70,6 +70,12 @@ def test_bert_batches_have_exactly_the_masked_tokens() -> None:
         assert len(batch.masked) == len(batch.labels) == batch.count == size.masked
         assert (batch.source.tokens[batch.masked] == bert.MASK).all()
         assert batch.fixed().source.groups == ()
+
+
+@pytest.mark.parametrize("name", batches.cases(4096))
+def test_batches_of_every_task_are_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "TOKENS", 20_000)
+    assert batches.speed(batches.cases(4096)[name], seconds=1e-3) > 0
 
 
 def test_train_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

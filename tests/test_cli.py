@@ -314,7 +314,8 @@ def assert_one_sentence(answer: Any, *parts: str) -> None:
         (["train", "numerals", "--set", "data.source=web:x"], ["'web:x' is not a source"]),
         (["train", "numerals", "--set", "data.source_lang=xx"], ["xx"]),
         (["train", "--resume", "/no/such/run"], ["/no/such/run is not a run"]),
-        (["train", "--resume", "/no/such/run", "--set", "optim.lr=1"], ["--set and --out cannot change it"]),
+        (["train", "--resume", "/no/such/run", "--set", "optim.lr=1"], ["/no/such/run is not a run"]),
+        (["train", "--resume", "/no/such/run", "--out", "x"], ["--resume goes on in the folder of the run"]),
         (["train", "numerals", "--resume", "/no/such/run"], ["say what to train"]),
         (["data", "prepare", "numeral"], ["did you mean 'numerals'?"]),
         (["data", "show", "numeral"], ["did you mean 'numerals'?"]),
@@ -440,7 +441,7 @@ def test_a_folder_whose_name_looks_like_markup_is_printed_as_it_is(
 
 
 def test_an_error_prints_what_looks_like_markup_as_it_is(leadline: Leadline) -> None:
-    assert_one_sentence(leadline("train", "[bold]x[/bold] :heart:"), "no recipe '[bold]x[/bold] :heart:'")
+    assert_one_sentence(leadline("train", "[bold]x[/bold] :heart:"), "[bold]x[/bold] :heart: does not exist")
 
 
 def test_reproduce_takes_the_data_that_a_figure_is_about(leadline: Leadline, tmp_path: Path) -> None:

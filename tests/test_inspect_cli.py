@@ -328,8 +328,12 @@ def test_a_report_of_a_damaged_inspection_is_one_sentence(leadline: Leadline, tm
     [
         (["numeral"], ["no recipe 'numeral'", "did you mean 'numerals'?"]),
         (["gone.toml"], ["gone.toml does not exist"]),
-        (["numerals", "--lr", "0"], ["--lr must be above 0, not 0"]),
-        (["numerals", "--lr", "-1"], ["--lr must be above 0, not -1"]),
+        (["runs/gone"], ["runs/gone does not exist: check the path"]),
+        (["./gone"], ["./gone does not exist"]),
+        (["gone/here:make"], ["gone/here:make does not exist"]),
+        (["numerals", "--lr", "0"], ["--lr must be above 0 and finite, not 0"]),
+        (["numerals", "--lr", "-1"], ["--lr must be above 0 and finite, not -1"]),
+        (["math:sqrt", "--lr", "inf"], ["--lr must be above 0 and finite, not inf"]),
         (["numerals", "--lr", "nan"], ["--lr must be above 0"]),
         (["numerals", "--seeds", "0"], ["--seeds must be at least 1"]),
         (["numerals", "--seeds", "-2"], ["--seeds must be at least 1"]),
@@ -429,6 +433,7 @@ def test_advice_is_a_table_for_people(leadline: Leadline) -> None:
     ("arguments", "part"),
     [
         (["--layers", "0"], "at least 1 layer"),
+        (["--layers", "9" * 400], "at most"),
         (["--layers", "6", "--dim", "0"], "width of at least 2"),
         (["--layers", "6", "--batch-tokens", "0"], "at least 1 token"),
         (["--layers", "6", "--arch", "both"], "the choices are encoder-decoder, encoder and decoder"),

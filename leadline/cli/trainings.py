@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from leadline import history
+from leadline import config as configuration
+from leadline import history, options
 from leadline.cli.app import (
     AllowCode,
     Device,
@@ -29,6 +30,7 @@ from leadline.cli.app import (
     print_json,
 )
 from leadline.cli.terminal import TrainingView, answer, counting, screen, sentences_bar, table, tell
+from leadline.config import Config
 from leadline.errors import UserError
 from leadline.files import to_json, written
 
@@ -83,6 +85,35 @@ def demo(
     answer.print(f"\nCurves: {folder / 'curves.png'} and {folder / 'curves.csv'}", soft_wrap=True)
 
 
+def _asked(what: str, assignments: list[str], allow_code: bool = False) -> tuple[Config, list[str]]:
+    """The config of a new run, with what the run it starts from and this machine decide, and what to say of that."""
+    from leadline.training import run as runs
+    from leadline.training.device import find_device
+
+    config, notes = config_of(what, assignments, allow_code), []
+    asked = {assignment.partition("=")[0].strip() for assignment in assignments}
+    if Path(what).is_file():
+        asked |= options.flat(options.read_toml(Path(what))).keys()
+    if config.train.start:
+        config = runs.adopt(config, asked, allow_code)
+        notes.append(f"model and vocabulary are those of {config.train.start}")
+    bf16 = config.train.precision == "bf16" and "train.precision" not in asked
+    if bf16 and find_device(config.train.device).type == "cpu":
+        config = config.set(train={"precision": "fp32"})
+        notes.append(f"{what} says bf16, which is slower on a CPU: fp32 it is (--set train.precision=bf16 asks for it)")
+    return config, notes
+
+
+def _going_on(folder: Path, assignments: list[str], allow_code: bool) -> Config:
+    """The config of a run that goes on, with what is to change."""
+    from leadline.training import run as runs
+
+    before = runs.load_config(folder, allow_code)
+    config = configuration.override(before, assignments)
+    runs.require_changeable(folder, before, config)
+    return config
+
+
 @app.command()
 def train(
     what: Annotated[
@@ -91,11 +122,13 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/RECIPE-DATE if not given.")] = None,
     assignments: Set = None,
     resume: Annotated[Path | None, typer.Option(help="Resume this run.")] = None,
-    watch: Annotated[int, typer.Option(help="Log every layer's norms each K updates, with an alarm; 0: off.")] = 0,
+    watch: Annotated[
+        int | None, typer.Option(help="Log every layer's norms each K updates, with an alarm; 0: off.")
+    ] = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model into a run folder, or resume one: leadline train --resume RUN."""
+    """Train a model into a run folder, or resume one: leadline train --resume RUN [--set train.updates=…]."""
     from leadline import tasks
     from leadline.data.store import Store, prepare
     from leadline.diagnose.watch import Watch
@@ -105,20 +138,24 @@ def train(
 
     if (what is None) == (resume is None):
         raise UserError("say what to train: a recipe or a config.toml, or --resume RUN")
-    if resume and (assignments or out):
-        raise UserError("--resume goes on with the run as it was: --set and --out cannot change it")
+    if resume and out:
+        raise UserError("--resume goes on in the folder of the run: leave --out out")
     folder = resume or out or runs.default_folder(Path(what or "").stem)
-    config = config_of(what, assignments, allow_code) if what else runs.load_config(folder, allow_code)
+    given = assignments or []
+    config, notes = _asked(what, given, allow_code) if what else (_going_on(folder, given, allow_code), [])
     find(config.model.placement)  # mistakes come to light before the data is prepared
     if not resume:
         runs.require_new(folder)
+    elif watch is None and (watch := runs.watch_of(folder)):
+        notes.append(f"its layers are looked at every {watch} updates, as before (--watch 0: not)")
+    tell(notes)
     with counting(counted(config)) as progress:
         store = Store(prepare(config.data, progress=progress), config.data)  # before the bar of the training
     tell(store.notes)
     with TrainingView() as view:
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
         if resume:
-            loop.resume(folder, on_step, allow_code=allow_code)
+            loop.resume(folder, on_step, config=config, allow_code=allow_code)
         else:
             loop.train(config, folder, on_step)
     rows = history.read(folder).rows

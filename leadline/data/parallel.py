@@ -128,8 +128,8 @@ class Split:
         begins, middles, ends = (self._edges[2 * rows + side] for side in range(3))
         sources, targets = middles - begins, ends - middles
         tokens, begins = self._array_with(rows, begins, sources + targets)
-        source = tokens[_spans(begins, sources)].astype(np.int64)
-        target = tokens[_spans(begins + sources, targets)].astype(np.int64)
+        source = tokens[spans(begins, sources)].astype(np.int64)
+        target = tokens[spans(begins + sources, targets)].astype(np.int64)
         return Flat(source, sources), Flat(target, targets)
 
     def _array_with(self, rows: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -142,7 +142,7 @@ class Split:
         lengths = lengths[by_shard]
         copied = np.cumsum(lengths) - lengths  # where each will begin
         used = np.unique(shards)
-        parts = np.split(_spans(in_shard, lengths), copied[np.searchsorted(shards[by_shard], used[1:])])
+        parts = np.split(spans(in_shard, lengths), copied[np.searchsorted(shards[by_shard], used[1:])])
         begins = np.empty_like(copied)
         begins[by_shard] = copied
         return np.concatenate([self.tokens[s][part] for s, part in zip(used, parts, strict=True)]), begins
@@ -157,7 +157,7 @@ class Split:
         return np.concatenate([np.diff(e.reshape(-1), prepend=0).reshape(-1, 2) for e in self.ends])
 
 
-def _spans(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def spans(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """begin, begin + 1, …, begin + length - 1 of each, end to end."""
     return np.arange(lengths.sum()) + np.repeat(begins - np.cumsum(lengths) + lengths, lengths)
 

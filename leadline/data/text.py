@@ -31,9 +31,7 @@ def lines_of(path: Path, cut_at: int = 0) -> Iterator[str]:
                 line = rest + read
                 ended = line.endswith(b"\n")
                 if cut_at <= 0 and len(read) > LONGEST and not ended:
-                    raise UserError(
-                        f"{path}, line {number}: longer than {LONGEST:,} bytes: divide it into sentences or remove it"
-                    )
+                    raise _too_long(str(path), number)
                 cut = len(line) if ended or len(line) < cut_at or cut_at <= 0 else _last_cut(line)
                 rest = line[cut:]
                 begins = number == 1 and before == 0
@@ -45,6 +43,10 @@ def lines_of(path: Path, cut_at: int = 0) -> Iterator[str]:
                 yield decoded(rest, str(path), number, before)
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"{path} is damaged after line {number - 1}: {error}") from None
+
+
+def _too_long(where: str, number: int) -> UserError:
+    return UserError(f"{where}, line {number}: longer than {LONGEST:,} bytes: divide it into sentences or remove it")
 
 
 def _last_cut(line: bytes) -> int:
@@ -69,17 +71,20 @@ def lines_ready(stream: BufferedIOBase, most: int = 256) -> Iterator[list[str]]:
     No thread reads ahead: one that waits in the stream when the interpreter exits aborts it.
     """
     number, begun = 0, list[bytes]()  # lines given, pieces of the one that has no end yet
-    ended = False
+    ended, waiting = False, 0  # bytes of that one
     while not ended:
         read = stream.read1(1 << 16)  # what is there, or waits for it
         ended = not read
         first, *others = read.split(b"\n")
         begun.append(first)
+        waiting = len(others[-1]) if others else waiting + len(first)
         lines = []
         if others:
             lines, begun = [b"".join(begun), *others[:-1]], [others[-1]]
         elif ended and any(begun):
             lines = [b"".join(begun)]
+        elif waiting > LONGEST:
+            raise _too_long("stdin", number + 1)
         for start in range(0, len(lines), most):
             chunk = lines[start : start + most]
             yield [decoded(line, "stdin", number + i) for i, line in enumerate(chunk, 1)]

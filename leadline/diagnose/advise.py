@@ -24,6 +24,7 @@ from leadline.errors import UserError
 Architecture = Literal["encoder-decoder", "encoder", "decoder"]
 TOKENS = 512  # in a batch of the table's trainings
 SAFE = 0.5  # of the highest rate
+MOST = 10**9
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def advise(
         raise UserError(
             "advise needs at least 1 layer, a width of at least 2, at least 1 token a batch and warm-up of 0 or more"
         )
+    if max(layers, dim, batch_tokens, warmup) > MOST:
+        raise UserError(f"advise is asked for more than it can reckon with: numbers are at most {MOST:,}")
     if arch not in typing.get_args(Architecture):
         raise UserError(f"arch {arch!r}: the choices are encoder-decoder, encoder and decoder")
     table = measured()

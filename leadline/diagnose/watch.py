@@ -26,7 +26,7 @@ class Watch:
     """An on_step function that also reads the model: see leadline.training.events.Watcher."""
 
     def __init__(self, every: int = 50, alarm: float = 2.0) -> None:
-        if every < 1 or alarm <= 1:
+        if every < 1 or not alarm > 1:  # also where it is not a number
             raise UserError("Watch(every, alarm): every must be at least 1 and alarm above 1")
         self.every, self.alarm = every, alarm
         self.usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))

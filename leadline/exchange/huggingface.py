@@ -114,7 +114,7 @@ def load(folder: Path, out: Path) -> list[str]:
             vocab_size=size,
             vocabulary=str((out / "tokenizer.json").absolute()),  # of whatever data it is given
         ),
-        train=TrainConfig(updates=1),
+        train=TrainConfig(updates=1, precision="fp32"),
     )
     model = Transformer(size, **configuration.to_dict(config.model))
     used = bert.from_theirs(model, kind, pad, theirs)

@@ -20,6 +20,6 @@ def numerals() -> Config:
         ),
         data=DataConfig(source="builtin:numerals", vocab_size=1000, size=20000),
         optim=OptimConfig(name="adam", lr=6e-3, schedule="linear", warmup=0),
-        train=TrainConfig(updates=400, batch_tokens=1024, label_smoothing=0.0, eval_every=80),
+        train=TrainConfig(updates=400, batch_tokens=1024, label_smoothing=0.0, precision="fp32", eval_every=80),
         decode=DecodeConfig(beam=1),
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from leadline import recipes
 from leadline.config import Config
+from leadline.data.sources import parse
 from leadline.data.store import Store, prepare
 from leadline.jobs.finetune import classifier, fitted, tuned
 from leadline.jobs.grid import Setting
@@ -60,10 +59,10 @@ def _classifiers(scale: str, pretrained: Config) -> dict[str, Config]:
     configs = {}
     for task in TASKS[scale]:
         recipe = recipes.find(task)
-        kind, _, place = recipe.data.source.partition(":")
-        if kind == "builtin":
+        source = parse(recipe.data.source)
+        if not source.place:  # it is generated
             recipe = recipe.set(data={"size": 1000})
-        elif not Path(place).exists():
+        elif not source.path.exists():
             continue
         vocabulary = prepare(pretrained.data) / "tokenizer.json"
         config = classifier(pretrained, recipe, vocabulary.resolve())

@@ -27,6 +27,7 @@ from leadline.kernels.pack import Pack
 from leadline.model import Transformer
 from leadline.model.layers import Embed
 from leadline.model.precision import autocast
+from leadline.tasks.encoded import Encoded, with_marks
 
 if TYPE_CHECKING:
     from leadline.tasks.translator import Translator
@@ -131,6 +132,18 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
     ) -> dict[str, Any]:
         """What the model writes for the first `sentences` (-1: all) of a split against what people wrote."""
         return {}
+
+    @classmethod
+    def encode(
+        cls, tokenizer: Tokenizer, config: Config, first: Sequence[str], second: Sequence[str] | None
+    ) -> Encoded:
+        """Own texts as the model takes them: of an encoder, alone or with a second text each."""
+        return with_marks(tokenizer, config, first, second)
+
+    @classmethod
+    def logits(cls, model: Transformer, hidden_TD: Tensor, encoded: Encoded) -> list[Tensor]:
+        """What the model says of each text: of every token, over the vocabulary."""
+        return encoded.each(model.logits(hidden_TD))
 
     @classmethod
     def translator(cls, model: Transformer, tokenizer: Tokenizer, config: Config) -> Translator:

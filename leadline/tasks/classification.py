@@ -19,14 +19,15 @@ from torch import Tensor
 
 from leadline.config import Config
 from leadline.data.batching import Shape
-from leadline.data.parallel import Split
+from leadline.data.parallel import Flat, Split, spans
 from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.kernels.cross_entropy import cross_entropy
 from leadline.kernels.pack import Pack, pack_alone
 from leadline.model import Transformer
-from leadline.tasks import agreement, base
+from leadline.tasks import agreement, base, segments
 from leadline.tasks.base import Part, Task
+from leadline.tasks.encoded import Encoded
 
 NOTHING = -100  # the label of a place that is not used
 
@@ -58,9 +59,9 @@ class Classification(Task[Examples, Batch]):
         examples = self.store.split(split, "examples")
         lengths = examples.lengths()
         texts = fitted(lengths, self.config.model.max_length)
-        whole = texts.sum(1, keepdims=True) + 2 + (texts[:, 1:] > 0)
-        cut = float((texts < lengths).any(1).sum())
-        return Examples(examples, self.store.labels(split), texts, lengths=whole, facts={"cut": cut})
+        whole = segments.size(*texts.T)[:, None]
+        facts = {"cut": float((texts < lengths).any(1).sum())}
+        return Examples(examples, self.store.labels(split), texts, lengths=whole, facts=facts)
 
     def choose_shape(self, lengths: np.ndarray) -> Shape:
         train, longest = self.config.train, self.config.model.max_length
@@ -76,24 +77,16 @@ class Classification(Task[Examples, Batch]):
         return [f"{cut} training examples are longer than {limit} and cut"] if cut else []
 
     def pack(self, part: Examples, rows: np.ndarray, shape: Shape, seed: int, epoch: int) -> Batch:
-        laid = [self._laid_out(part, int(row)) for row in rows]
-        lengths = np.array([len(tokens) for tokens, _ in laid])
-        tokens = np.concatenate([tokens for tokens, _ in laid])
-        begins = np.cumsum(lengths) - lengths
-        second = np.repeat(begins + [first for _, first in laid], lengths)  # where the second segment begins
+        first, second = map(cut, part.split.gather(rows), part.texts[rows].T)
+        laid = segments.lay_out(first, second, self.cls, self.sep)
         firsts = np.zeros(shape.sequences, dtype=np.int64)
         labels = np.full(shape.sequences, NOTHING, dtype=np.int64)
-        firsts[: len(rows)], labels[: len(rows)] = begins, part.labels[rows]
-        segments = (np.arange(len(tokens)) >= second).astype(np.int64) if self.config.model.segments > 1 else None
+        firsts[: len(rows)], labels[: len(rows)] = laid.begins, part.labels[rows]
+        kinds = laid.segments if self.config.model.segments > 1 else None
         size, most, longest = shape.sides[0], shape.sequences, self.config.model.max_length
-        source = pack_alone(tokens, lengths, size, most, longest, self.pad, segments)
-        return Batch(source, torch.from_numpy(firsts), torch.from_numpy(labels), count=len(rows), tokens=len(tokens))
-
-    def _laid_out(self, examples: Examples, row: int) -> tuple[np.ndarray, int]:
-        """A row's tokens, and where its second segment begins."""
-        (a, b), (of_a, of_b) = examples.split[row], examples.texts[row]
-        first = np.concatenate([[self.cls], a[:of_a], [self.sep]])
-        return (np.concatenate([first, b[:of_b], [self.sep]]) if of_b else first), len(first)
+        source = pack_alone(laid.tokens, laid.lengths, size, most, longest, self.pad, kinds)
+        tensors = torch.from_numpy(firsts), torch.from_numpy(labels)
+        return Batch(source, *tensors, count=len(rows), tokens=len(laid.tokens))
 
     def loss_of_hidden(
         self, model: Transformer, hidden_TD: Tensor, batch: Batch, divisor: Tensor | float = 1.0
@@ -110,6 +103,11 @@ class Classification(Task[Examples, Batch]):
         both = batch.labels[used] * classes + scores_SC.argmax(-1)[used]
         return totals + torch.cat([nll.double().view(1), torch.bincount(both, minlength=classes**2)])
 
+    @classmethod
+    def logits(cls, model: Transformer, hidden_TD: Tensor, encoded: Encoded) -> list[Tensor]:
+        """Of each text, over the classes."""
+        return list(model.classify(hidden_TD, encoded.firsts()))
+
     def verdict(self, totals: Sequence[float]) -> dict[str, float]:
         """Loss in nats a sequence, accuracy, F1 and Matthews (leadline.tasks.agreement)."""
         classes = self.config.model.classes
@@ -125,6 +123,11 @@ def fitted(lengths: np.ndarray, longest: int) -> np.ndarray:
     half = room // 2
     of_b = np.where(a + b <= room, b, np.minimum(b, np.maximum(half, room - a)))
     return np.stack([np.minimum(a, room - of_b), of_b], axis=1)
+
+
+def cut(texts: Flat, lengths: np.ndarray) -> Flat:
+    """So many tokens from the beginning of each."""
+    return Flat(texts.tokens[spans(np.cumsum(texts.lengths) - texts.lengths, lengths)], lengths)
 
 
 def _require_usable(config: Config, labels: list[str]) -> None:

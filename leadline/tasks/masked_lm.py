@@ -26,12 +26,10 @@ from leadline.errors import UserError
 from leadline.kernels.cross_entropy import cross_entropy
 from leadline.kernels.pack import Pack, pack_alone
 from leadline.model import Transformer
-from leadline.tasks import base, masking
+from leadline.tasks import base, masking, next_sentence, segments
 from leadline.tasks.base import Part, Task
-from leadline.tasks.masking import uniform
+from leadline.tasks.next_sentence import NOTHING
 
-NOTHING = -100  # the label of a place that is not used
-TRIES = 8  # drawing a sequence of another document
 PIECE = 1024  # masked tokens whose logits are held at once, to evaluate
 
 
@@ -74,32 +72,30 @@ class MaskedLM(Task[Text, Batch]):
         return Shape((size,), sequences=max(1, size // 16))
 
     def pack(self, part: Text, rows: np.ndarray, shape: Shape, seed: int, epoch: int) -> Batch:
-        laid = [self._laid_out(part.sequences, int(row), seed, epoch) for row in rows]
-        order = sorted(range(len(rows)), key=lambda i: len(laid[i][0]))  # the pack wants the shortest first
-        rows, laid = rows[order], [laid[i] for i in order]
-        lengths = np.array([len(tokens) for tokens, _, _ in laid])
-        begins = np.cumsum(lengths) - lengths
-        tokens = np.concatenate([tokens for tokens, _, _ in laid])
-        second = np.repeat([first for _, first, _ in laid], lengths)  # where the second segment begins
-        sequence = np.repeat(np.arange(len(rows)), lengths)
-        position = np.arange(len(tokens)) - begins[sequence]
+        texts = part.sequences
+        pairs = next_sentence.draw(texts, rows, seed, epoch) if self.pairs else next_sentence.alone(texts, rows)
+        # The pack wants the shortest first.
+        order = np.argsort(segments.size(pairs.first.lengths, pairs.second.lengths), kind="stable")
+        first, second = (texts.gather(places.take(order)) for places in (pairs.first, pairs.second))
+        laid, rows = segments.lay_out(first, second, self.cls, self.sep), rows[order]
+        tokens, lengths = laid.tokens, laid.lengths
 
         mask = self.config.mask
         places = masking.choose(tokens, lengths, (seed, epoch, rows), self.vocabulary, mask.share, mask.whole_words)
         places = places[: self.slots]  # should there ever be more, the last stay as they are
         masked, labels = np.zeros(self.slots, dtype=np.int64), np.full(self.slots, NOTHING, dtype=np.int64)
         masked[: len(places)], labels[: len(places)] = places, tokens[places]
-        keys = (seed, epoch, rows[sequence[places]], position[places])
+        keys = (seed, epoch, rows[laid.sequence[places]], laid.position[places])
         tokens[places] = masking.replaced(tokens, places, keys, self.vocabulary)
 
         most = shape.sequences if self.pairs else 0
         firsts, follows = np.zeros(most, dtype=np.int64), np.full(most, NOTHING, dtype=np.int64)
         if self.pairs:
-            firsts[: len(rows)], follows[: len(rows)] = begins, [label for _, _, label in laid]
+            firsts[: len(rows)], follows[: len(rows)] = laid.begins, pairs.labels[order]
         told = max(1, int((follows != NOTHING).sum()))
-        segments = (position >= second).astype(np.int64) if self.config.model.segments else None
+        kinds = laid.segments if self.config.model.segments else None
         size, most_sequences, longest = shape.sides[0], shape.sequences, self.config.model.max_length
-        source = pack_alone(tokens, lengths, size, most_sequences, longest, self.pad, segments)
+        source = pack_alone(tokens, lengths, size, most_sequences, longest, self.pad, kinds)
         return Batch(
             source,
             masked=torch.from_numpy(masked),
@@ -110,26 +106,6 @@ class MaskedLM(Task[Text, Batch]):
             count=max(1, len(places)),
             tokens=len(tokens),
         )
-
-    def _laid_out(self, sequences: Sequences, row: int, seed: int, epoch: int) -> tuple[np.ndarray, int, int]:
-        """A row's tokens, where its second segment begins, and whether that follows the first (0, 1 or NOTHING)."""
-        shard, begin, end = sequences.place(row)
-        if not self.pairs or end - begin < 2:
-            tokens = np.concatenate([[self.cls], shard.tokens[begin:end], [self.sep]])
-            return tokens, len(tokens), NOTHING
-
-        drawn = uniform(seed, epoch, row, np.arange(TRIES), np.arange(masking.START + 1)[:, None])
-        breaks, where = sequences.breaks(row), drawn[masking.CUT, 0]
-        middle = int(breaks[int(where * len(breaks))]) if len(breaks) else 0
-        middle = middle or begin + 1 + int(where * (end - begin - 1))  # a sentence by itself: anywhere
-        following, label = shard.tokens[middle:end], 0
-        if drawn[masking.FOLLOWS, 0] < 0.5:
-            others = (drawn[masking.PARTNER] * len(sequences)).astype(np.int64)
-            others = others[sequences.documents[others] != sequences.documents[row]]
-            if len(others):
-                following, label = _like(sequences, int(others[0]), end - middle, drawn[masking.START, 0]), 1
-        first = np.concatenate([[self.cls], shard.tokens[begin:middle], [self.sep]])
-        return np.concatenate([first, following, [self.sep]]), len(first), label
 
     def loss_of_hidden(
         self, model: Transformer, hidden_TD: Tensor, batch: Batch, divisor: Tensor | float = 1.0
@@ -172,16 +148,6 @@ def _require_usable(config: Config) -> None:
         raise UserError(
             "masked_lm: set model.classes=0, or model.classes=2 with model.segments=2 for next-sentence prediction"
         )
-
-
-def _like(sequences: Sequences, row: int, room: int, drawn: float) -> np.ndarray:
-    """As many whole sentences of a row as fit in `room`, from where enough follow, not from its first if possible."""
-    shard, begin, end = sequences.place(row)
-    breaks = sequences.breaks(row)
-    starts = breaks[breaks <= end - room]
-    start = int(starts[int(drawn * len(starts))]) if len(starts) else begin
-    fitting = [e for e in (*breaks.tolist(), end) if start < e <= start + room]
-    return shard.tokens[start : fitting[-1] if fitting else start + room]
 
 
 def _judged(logits: Tensor, labels: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from leadline.kernels.pack import Pack, group_sizes, pack_flat
 from leadline.model import Transformer
 from leadline.tasks import base, metrics
 from leadline.tasks.base import Part, Task
+from leadline.tasks.encoded import Encoded, packed, require_lists
 from leadline.tasks.translator import Translator
 
 
@@ -143,6 +144,16 @@ class Translation(Task[Fitting, Batch]):
         if split == "train":
             raise UserError("the text of the train split is not kept, so it has no BLEU: use valid or test")
         return self.store.sentences(split)
+
+    @classmethod
+    def encode(
+        cls, tokenizer: Tokenizer, config: Config, first: Sequence[str], second: Sequence[str] | None
+    ) -> Encoded:
+        """Sources with </s> behind; <s> and what is written of the translation so far, which may be nothing."""
+        require_lists(first, second)
+        sources = tokenizer.encode(first, config.data.source_lang)
+        targets = tokenizer.encode(second or [""] * len(first), config.data.target_lang)
+        return packed([[[*s, EOS] for s in sources], [[BOS, *t] for t in targets]], config)
 
     @classmethod
     def translator(cls, model: Transformer, tokenizer: Tokenizer, config: Config) -> Translator:

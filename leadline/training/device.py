@@ -26,6 +26,15 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def resolved(config: Config) -> Config:
+    """With the precision that suits its device, where the config leaves that open."""
+    if config.train.precision != "auto":
+        return config
+    device = find_device(config.train.device)
+    fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return config.set(train={"precision": "bf16" if fast else "fp32"})
+
+
 def require_memory(config: Config, vocabulary: int, device: torch.device) -> None:
     """What certainly does not fit is refused before it is built."""
     cuda = device.type == "cuda"

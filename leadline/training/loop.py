@@ -24,7 +24,7 @@ from leadline.model.precision import autocast
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
-from leadline.training.device import find_device, require_memory
+from leadline.training.device import find_device, require_memory, resolved
 from leadline.training.events import Event, Kind, OnStep, Watcher
 from leadline.training.metrics import Metrics
 from leadline.training.prefetch import prefetched
@@ -37,7 +37,7 @@ def train(
     """Train from the beginning; returns the run folder."""
     folder = Path(out) if out else runs.default_folder(config.model.placement)
     runs.require_new(folder)
-    return _run(folder, runs.absolute(config), on_step, progress)
+    return _run(folder, resolved(runs.absolute(config)), on_step, progress)
 
 
 def resume(
@@ -55,7 +55,7 @@ def resume(
     folder = Path(folder)
     before, note = runs.read_config(folder)
     runs.require_permission(before, folder, allow_code)
-    config = runs.absolute(config or before)
+    config = resolved(runs.absolute(config or before))
     runs.require_changeable(folder, before, config)
     return _run(folder, config, on_step, progress, note)
 
@@ -144,7 +144,8 @@ def _train(setup: Setup, state: State, signals: list[int]) -> None:
     config = setup.config
     weights = sum(p.numel() for p in setup.model.parameters())
     where = f"from update {state.update}" if state.update else "from the beginning"
-    facts = f"{weights:,} weights on {setup.device}, {setup.updates_per_epoch} updates an epoch"
+    on = f"{setup.device} in {config.train.precision}"
+    facts = f"{weights:,} weights on {on}, {setup.updates_per_epoch} updates an epoch"
     setup.tell("start", state.update, message=f"{init.start_of(config.model)}, {facts}, {where}")
     if setup.device.type == "cuda" and config.train.step != "graph":
         setup.tell("message", 0, message="on a GPU --set train.step=graph is about ten times faster")

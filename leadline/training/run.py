@@ -18,7 +18,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from leadline.config import Config
 from leadline.data.sources import parse
 from leadline.data.store import Store
 from leadline.errors import UserError
-from leadline.files import read_json, reason, sha256, sha256_of, to_json, write_json, write_text
+from leadline.files import checksum, read_json, reason, sha256, sha256_of, write_json, write_text
 from leadline.options import flat
 from leadline.provenance import NUMERICS, stamp
 from leadline.training import checkpoint
@@ -122,6 +122,26 @@ def require_changeable(folder: Path, before: Config, after: Config) -> None:
             )
 
 
+# What a run that starts from another's weights decides for itself; the rest of the model is in the weights.
+OWN = ("dropout", "attention_dropout", "activation_dropout", "init")
+HEADS = ("head", "classes")  # these too, where it learns another task
+
+
+def adopt(config: Config, asked: Set[str], allow_code: bool) -> Config:
+    """With model and vocabulary of the run that `train.start` names; keys that were `asked` for must not contradict."""
+    start = Path(config.train.start).expanduser()
+    before = load_config(start, allow_code)
+    own = OWN + (HEADS if config.task != before.task else ()) + ("max_length",) * ("model.max_length" in asked)
+    model = {key: value for key, value in configuration.to_dict(before.model).items() if key not in own}
+    for key, value in model.items():
+        given = getattr(config.model, key)
+        if f"model.{key}" in asked and given != value:
+            raise UserError(f"model.{key}={given} contradicts train.start={start}, which has {value}: leave it out")
+    data = {key: getattr(before.data, key) for key in ("tokenizer", "vocab_size", "text", "lowercase")}
+    data |= {"vocabulary": str(start / "tokenizer.json")}
+    return config.set(model=model, data={key: value for key, value in data.items() if f"data.{key}" not in asked})
+
+
 def require_permission(config: Config, folder: Path, allow_code: bool) -> None:
     """A folder may come from anybody: code that it names is imported only where the user has said so."""
     if ":" in config.model.placement and not allow_code:
@@ -187,7 +207,7 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
     }
     if before:
         facts["began"] = before.get("began", {"numerics": before.get("numerics", 1), "code": before.get("code")})
-    write_json(folder / "run.json", facts | {"seal": _seal(facts)})
+    write_json(folder / "run.json", facts | {"seal": checksum(facts)})
     if not path.exists() or sha256(path) != facts["config_sha256"]:
         write_text(path, text)
     write_text(folder / "tokenizer.json", (store.folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -199,16 +219,12 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
     return notes
 
 
-def _seal(facts: dict[str, Any]) -> str:
-    return sha256_of(to_json(facts))
-
-
 def _facts(folder: Path) -> dict[str, Any]:
     """What an earlier start has written; nothing where there was none, or where it is damaged."""
     try:
         facts = read_json(folder / "run.json")
         seal = facts.get("seal")
-        whole = seal is None or seal == _seal({key: value for key, value in facts.items() if key != "seal"})
+        whole = seal is None or seal == checksum({key: value for key, value in facts.items() if key != "seal"})
     except (OSError, ValueError, AttributeError):
         return {}
     return facts if whole else {}

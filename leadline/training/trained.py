@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from leadline import config as configuration
 from leadline import tasks
@@ -17,6 +18,8 @@ from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.kernels import attention
 from leadline.model import Transformer
+from leadline.model.precision import autocast
+from leadline.tasks.encoded import Encoded
 from leadline.tasks.translator import Translator
 from leadline.training import checkpoint
 from leadline.training import run as runs
@@ -35,6 +38,29 @@ class Trained:
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
         return self.translator().translate(sentences)
+
+    def encode(self, texts: Sequence[str], second: Sequence[str] | None = None) -> Encoded:
+        """Texts as the model takes them, `model(*encoded.packs)`.
+
+        For an encoder `second` has the text that each is paired with; for a translator the translation, or as much of
+        it as is known, of which the model says how it goes on.
+        """
+        encoded = tasks.find(self.config.task).encode(self.tokenizer, self.config, texts, second)
+        return encoded.to(next(self.model.parameters()).device)
+
+    @torch.no_grad()
+    def hidden(self, encoded: Encoded) -> list[Tensor]:
+        """[tokens, dim] of each text: the states at the top of the last stack."""
+        return encoded.each(self._states(encoded))
+
+    @torch.no_grad()
+    def logits(self, encoded: Encoded) -> list[Tensor]:
+        """Of each text [tokens, vocabulary], or [classes] of a run that classifies."""
+        return tasks.find(self.config.task).logits(self.model, self._states(encoded), encoded)
+
+    def _states(self, encoded: Encoded) -> Tensor:
+        with autocast(next(self.model.parameters()).device, self.config.train.precision):
+            return self.model(*encoded.packs)
 
     def task(self, progress: Progress | None = None) -> tasks.Task[Any, Any]:
         """The task on the data the run was trained on, which is prepared again if it is not there."""

@@ -28,7 +28,7 @@ def test_every_key_is_listed_with_its_default_and_a_meaning(leadline: Leadline) 
     assert {key: row["default"] for key, row in rows.items()} == declared
     assert [key for key, row in rows.items() if not row["meaning"]] == []
     assert rows["optim.clip"]["meaning"] == "largest gradient norm; 0: no clipping"
-    assert rows["train.precision"]["choices"] == ["fp32", "bf16"]
+    assert rows["train.precision"]["choices"] == ["auto", "fp32", "bf16"]
 
 
 def test_the_meaning_of_a_field_is_its_comment() -> None:

@@ -105,8 +105,8 @@ def test_lines_come_as_they_arrive_and_whole() -> None:
         (MemoryError(), 2, "this machine is out of memory: try"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 2, "this machine is out of memory"),
         (RecursionError(), 2, "nested too deeply"),
-        (OSError(errno.ENOSPC, "No space left on device", "a/file"), 2, "the disk is full: a/file"),
-        (OSError(errno.ENOSPC, "No space left on device"), 2, "the disk is full: make room"),
+        (OSError(errno.ENOSPC, "No space left on device", "a/file"), 2, "a/file: the disk is full"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "the disk is full"),
         (OSError(errno.EIO, "Input/output error", "a/file"), 2, "a/file: Input/output error"),
     ],
     ids=repr,
@@ -171,4 +171,16 @@ def test_an_empty_path_is_not_the_current_folder(
     assert answer.err.startswith(f"leadline: {name} is empty: ")
     if name == "--out":
         assert leadline(*f"{command}=".split()).err == answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named_by_the_file_that_was_asked_for(
+    leadline: Leadline, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("leadline.files.os.fsync", full)
+    answer = leadline("translate", finished, "-o", tmp_path / "out.txt", stdin=b"eins\n")
+    assert (answer.code, answer.err) == (2, f"leadline: the disk is full: {tmp_path / 'out.txt'}\n")
     assert list(tmp_path.iterdir()) == []

@@ -167,15 +167,20 @@ def test_sequences_are_whole_sentences_of_one_document_and_lose_nothing(shards, 
         ends = {0, *shard.ends.tolist()}
         edges = [0, *shard.ends[shard.documents - 1].tolist()]
         while at < len(found) and found.shard[at] == number:
-            _, begin, end = found.place(at)
+            begin, end = int(found.begins[at]), int(found.ends[at])
+            breaks = found.breaks(np.array([at])).tokens.tolist()
             document = np.searchsorted(edges, begin, side="right")
             assert end <= edges[document]  # of one document
             if end not in ends:  # only a sentence that does not fit is cut, and only where the room ends
                 assert end - begin == room
-                assert not len(found.breaks(at))
+                assert not breaks
             elif end < edges[document]:  # the next sentence did not fit
                 assert shard.ends[np.searchsorted(shard.ends, end, side="right")] - begin > room
-            assert set(found.breaks(at).tolist()) == {e for e in ends if begin < e < end}
+            assert set(breaks) == {e for e in ends if begin < e < end}
             at += 1
     assert at == len(found)
+    rows = np.random.default_rng(0).permutation(len(found))  # of all shards at once, in any order
+    places = [(shards[found.shard[row]], found.begins[row], found.ends[row]) for row in rows]
+    expected = np.concatenate([shard.tokens[begin:end] for shard, begin, end in places])
+    assert np.array_equal(found.gather(found.places(rows)).tokens, expected)
     assert len(set(found.documents.tolist())) == COUNT - 2

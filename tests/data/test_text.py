@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import tracemalloc
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from leadline.config import DataConfig
 from leadline.data.store import prepare
-from leadline.data.text import LONGEST, lines_of
+from leadline.data.text import LONGEST, lines_of, lines_ready
 from leadline.errors import UserError
 
 
@@ -39,3 +40,19 @@ def test_a_small_file_that_expands_to_an_enormous_line_takes_little_memory(kind:
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_line_on_stdin_that_never_ends_is_refused_before_it_fills_the_memory() -> None:
+    class Endless(io.BytesIO):
+        given = 0
+
+        def read1(self, size: int | None = -1) -> bytes:
+            self.given += 1 << 16
+            return b"a\n" + b"x" * 10 if self.given == 1 << 16 else b"x" * (1 << 16)
+
+    stream = Endless()
+    lines = lines_ready(stream)
+    assert next(lines) == ["a"]
+    with pytest.raises(UserError, match=r"stdin, line 2: longer than 1,048,576 bytes"):
+        next(lines)
+    assert stream.given < 2 * LONGEST

@@ -255,6 +255,15 @@ def test_what_bert_is_not_is_refused(changes: dict, needs: str, tokenizer: Token
     ({"num_hidden_layers": 3}, "the weights have no bert.encoder.layer.2"),
     ({"intermediate_size": 64}, r"intermediate.dense.weight is \(32, 16\), and config.json makes it \(64, 16\)"),
     ({"position_embedding_type": "relative_key"}, "only encoders with absolute positions"),
+    ({"max_position_embeddings": "512"}, "max_position_embeddings must be a whole number, not '512'"),
+    ({"hidden_size": "wide"}, "model.dim"),
+    ({"hidden_size": None}, "model.dim"),
+    ({"num_attention_heads": 0}, "model.heads"),
+    ({"type_vocab_size": [2]}, "model.segments"),
+    ({"hidden_dropout_prob": {}}, "model.dropout"),
+    ({"layer_norm_eps": "nan"}, "model.norm_eps"),
+    ({"max_position_embeddings": -3}, "model.max_length"),
+    ({"model_type": {"bert": 1}}, "of the type {'bert': 1}"),
 ])  # fmt: skip
 def test_a_folder_that_cannot_be_imported_says_why(broken: dict, complaint: str, tmp_path: Path) -> None:
     folder_of("BertForMaskedLM", tmp_path / "theirs")
@@ -272,11 +281,17 @@ def test_a_folder_that_cannot_be_imported_says_why(broken: dict, complaint: str,
     ("model.safetensors", "xx", "is damaged"),
     ("vocab.txt", None, "neither tokenizer.json nor vocab.txt"),
     ("vocab.txt", "[PAD]\n[UNK]\na\n", r"has no \[CLS\], \[SEP\], \[MASK\]"),
+    ("vocab.txt", "\udcff\udcfe", "vocab.txt is not a vocabulary"),
+    ("tokenizer.json", "{}", "tokenizer.json is not a tokenizer"),
+    ("tokenizer.json", "[" * 10_000, "tokenizer.json is not a tokenizer"),
+    ("tokenizer_config.json", "[1]", "tokenizer_config.json is not a JSON object"),
+    ("tokenizer_config.json", '{"do_lower_case": "yes"}', "tokenizer_config.json is not what transformers writes"),
+    ("tokenizer_config.json", '{"strip_accents": []}', "tokenizer_config.json is not what transformers writes"),
 ])  # fmt: skip
 def test_a_damaged_folder_says_which_file(file: str, text: str | None, complaint: str, tmp_path: Path) -> None:
     folder_of("BertModel", tmp_path / "theirs")
     path = tmp_path / "theirs" / file
-    path.unlink() if text is None else path.write_text(text)
+    path.unlink() if text is None else path.write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=complaint):
         huggingface.load(tmp_path / "theirs", tmp_path / "run")
 
@@ -320,3 +335,34 @@ def test_an_imported_run_is_fine_tuned_and_exported_with_its_labels(
     with torch.no_grad():
         expected = nn.functional.cross_entropy(theirs(**batch).logits, torch.tensor([0, 1]))
     assert load(run, device="cpu").evaluate("valid")["nll"] == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_an_imported_run_is_inspected_and_evaluated_on_data_given_to_it(
+    leadline: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder_of("BertForMaskedLM", tmp_path / "theirs")
+    run = tmp_path / "run"
+    assert leadline("import", tmp_path / "theirs", run).code == 0
+    for command in ("evaluate", "inspect"):
+        answer = leadline(command, run)
+        assert (answer.code, answer.out) == (2, "")
+        line = answer.err.splitlines()[-1]
+        assert line.startswith(f"leadline: this run was imported from {tmp_path}/theirs and has no data: give it some")
+        assert "--set data.source=documents:PATH" in line
+    (tmp_path / "text.txt").write_text(
+        "\n\n".join(" ".join("abcdefg"[i % 7] * (1 + i % 3) for i in range(n)) for n in range(20, 80))
+    )
+    given = ["--set", f"data.source=documents:{tmp_path}/text.txt", "--set", "data.valid_every=5", "--json"]
+    evaluated = leadline("evaluate", run, *given)
+    assert evaluated.code == 0, evaluated.err
+    assert json.loads(evaluated.out)["checkpoint"] == "00000000"
+    inspected = leadline("inspect", run, *given)
+    assert inspected.code == 0, inspected.err
+    found = json.loads(inspected.out)
+    assert found["facts"]["start"] == "trained"
+    assert "weights already trained" in found["verdict"]["outside"]
+    other = leadline("evaluate", run, *given, "--set", "data.vocabulary=")
+    assert other.code == 2
+    assert "another vocabulary" in other.err or "data.vocab_size" in other.err
+    refused = leadline("evaluate", run, "--set", "train.seed=3")
+    assert "can only change decode.* and data.* keys" in refused.err

@@ -116,8 +116,9 @@ def test_loss_and_scores_are_those_of_each_sequence_by_itself(labelled: Config) 
     examples = task.read("valid")
     nll, right = 0.0, 0
     for row, label in enumerate(examples.labels):
-        tokens, second = task._laid_out(examples, row)
-        segments = (np.arange(len(tokens)) >= second).astype(np.int64)
+        (a, b), (of_a, of_b) = examples.split[row], examples.texts[row]
+        tokens = np.array([task.cls, *a[:of_a], task.sep, *b[:of_b], task.sep])
+        segments = (np.arange(len(tokens)) >= of_a + 2).astype(np.int64)
         alone = pack_flat(tokens, np.array([len(tokens)]), len(tokens), [1], 32, 1, 0, segments)
         with torch.no_grad():
             scores = model.classify(model(alone), torch.tensor([0]))

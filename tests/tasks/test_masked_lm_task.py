@@ -53,6 +53,13 @@ def unmasked(batch: Batch) -> np.ndarray:
     return tokens
 
 
+def text(task: MaskedLM, row: int) -> list[int]:
+    """A row as it lies in its shard."""
+    sequences = task.train.sequences
+    tokens = sequences.shards[sequences.shard[row]].tokens
+    return tokens[sequences.begins[row] : sequences.ends[row]].tolist()
+
+
 def test_an_epoch_holds_the_text_between_cls_and_sep(masked: Config, store: Store) -> None:
     task = task_of(masked, store)
     found = []
@@ -64,10 +71,7 @@ def test_an_epoch_holds_the_text_between_cls_and_sep(masked: Config, store: Stor
         found += [part[1:-1] for part in parts]
         assert (tokens[batch.tokens :] == task.pad).all()
         assert not batch.source.segments.any()
-    expected = [
-        shard.tokens[begin:end].tolist()
-        for shard, begin, end in map(task.train.sequences.place, range(len(task.train.lengths)))
-    ]
+    expected = [text(task, row) for row in range(len(task.train.lengths))]
     assert sorted(found) == sorted(expected)
     assert sum(map(len, found)) == sum(len(shard.tokens) for shard in store.documents("train"))
 
@@ -81,9 +85,7 @@ def test_labels_are_what_was_there_and_shapes_never_change(masked: Config, store
             used = batch.labels != NOTHING
             assert batch.count == used.sum() > 0
             assert (batch.masked[~used] == 0).all()
-            clean = np.concatenate(
-                [task._laid_out(task.train.sequences, row, 1, epoch)[0] for row in self_sorted(task, rows)]
-            )
+            clean = np.concatenate([[task.cls, *text(task, row), task.sep] for row in self_sorted(task, rows)])
             assert np.array_equal(clean[batch.masked[used]], batch.labels[used])
             assert np.array_equal(clean, unmasked(batch)[: len(clean)])
             changed += int((clean != batch.source.tokens.numpy()[: len(clean)]).sum())
@@ -208,7 +210,7 @@ class TestNextSentence:
 
     def test_the_pairs_of_a_row_change_with_the_epoch(self, masked: Config, store: Store) -> None:
         task = task_of(masked, store, **PAIRS)
-        drawn = {task._laid_out(task.train.sequences, 0, 1, epoch)[0].tobytes() for epoch in range(6)}
+        drawn = {unmasked(task.collate(np.array([0]), epoch)).tobytes() for epoch in range(6)}
         assert len(drawn) > 3
 
     def test_what_does_not_follow_is_of_another_document_and_as_long(self, masked: Config, tmp_path: Path) -> None:
@@ -223,7 +225,9 @@ class TestNextSentence:
         shares: dict[int, list[float]] = {0: [], 1: []}
         for row in range(len(task.train.lengths)):
             for epoch in range(30):
-                tokens, second, label = task._laid_out(task.train.sequences, row, 1, epoch)
+                batch = task.collate(np.array([row]), epoch)
+                tokens, label = unmasked(batch)[: batch.tokens], int(batch.follows[0])
+                second = int(batch.source.segments.argmax())
                 first, other = (set(letters[part]) - {""} for part in (tokens[:second], tokens[second:]))
                 assert len(first) == len(other) == 1
                 assert (first == other) == (label == 0)

@@ -189,3 +189,10 @@ def test_frozen_weights_are_left_alone() -> None:
     optimizer = optim.optimizer(OptimConfig(), model)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in model.parameters()} - {id(model[0].weight)}
+
+
+def test_without_a_word_the_rate_is_that_of_a_pre_ln_training() -> None:
+    """The full rate from the first update on, and slowly less; 1/sqrt from the beginning would hardly learn."""
+    rate, peak = optim.schedule(OptimConfig(), 20_000, 100), OptimConfig().lr
+    assert [rate(update) for update in (1, 100, 4000)] == [peak] * 3
+    assert [rate(update) for update in (16_000, 20_000)] == pytest.approx([peak / 2, peak * 0.2**0.5])
