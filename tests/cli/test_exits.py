@@ -182,5 +182,5 @@ def test_a_full_disk_is_named_by_the_file_that_was_asked_for(
 
     monkeypatch.setattr("leadline.files.os.fsync", full)
     answer = leadline("translate", finished, "-o", tmp_path / "out.txt", stdin=b"eins\n")
-    assert (answer.code, answer.err) == (2, f"leadline: the disk is full: {tmp_path / 'out.txt'}\n")
+    assert (answer.code, answer.err) == (2, f"leadline: {tmp_path / 'out.txt'}: the disk is full\n")
     assert list(tmp_path.iterdir()) == []
