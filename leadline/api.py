@@ -24,10 +24,24 @@ def train(config: Config, out: str | Path | None = None, on_step: Sequence[OnSte
     return _shown(lambda functions: loop.train(config, out, functions), config, on_step, progress)
 
 
-def resume(folder: str | Path, on_step: Sequence[OnStep] = (), progress: bool = True) -> Path:
-    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped."""
-    config = runs.load_config(Path(folder))
-    return _shown(lambda functions: loop.resume(folder, functions), config, on_step, progress)
+def resume(
+    folder: str | Path,
+    on_step: Sequence[OnStep] = (),
+    progress: bool = True,
+    config: Config | None = None,
+    allow_code: bool = False,
+) -> Path:
+    """Go on with a run from its last checkpoint, to the same weights as if it had never stopped.
+
+    `config`, the run's with some of `leadline.config.LATER` changed, trains longer or otherwise from there.
+    allow_code: also where the run names a placement of somebody's own, which is imported.
+    """
+    used = config or runs.load_config(Path(folder), allow_code)
+
+    def run(functions: Sequence[OnStep]) -> Path:
+        return loop.resume(folder, functions, config=config, allow_code=allow_code)
+
+    return _shown(run, used, on_step, progress)
 
 
 def _shown(run: Callable[[Sequence[OnStep]], Path], config: Config, on_step: Sequence[OnStep], progress: bool) -> Path:

@@ -129,7 +129,7 @@ class OptimConfig:
     momentum: float = 0.0  # sgd only
     clip: float = 0.0  # largest gradient norm; 0: no clipping
     # the learning rate after warm-up
-    schedule: Literal["inverse_sqrt", "hold_inverse_sqrt", "linear", "constant", "step", "cosine"] = "linear"
+    schedule: Literal["inverse_sqrt", "hold_inverse_sqrt", "linear", "constant", "step", "cosine"] = "hold_inverse_sqrt"
     warmup: int = 1  # updates of linear rise; 0 or 1: none
     hold: int = 4000  # hold_inverse_sqrt: updates at the full rate before the decay
     decay_at: tuple[int, ...] = ()  # step: multiply the rate by decay_factor at each of these

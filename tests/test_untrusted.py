@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import pytest
 
 import leadline as library
 from leadline import UserError
+from leadline.config import Config
 from leadline.exchange import huggingface
 
-NUMBERS = itertools.count()
+EVIL = f"evil_{os.getpid()}"
 MODULE = """
 from pathlib import Path
 from leadline.placement import PreLN
@@ -26,16 +27,23 @@ class Norm(PreLN):
 """
 
 
+@pytest.fixture(scope="module")
+def made(tiny: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run whose placement is a class of the module beside it, which leaves a marker when imported."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / f"{EVIL}.py").write_text(MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        library.train(tiny.set(model={"placement": f"{EVIL}:Norm"}, train={"updates": 1}), "run", progress=False)
+    (folder / "marker").unlink()
+    return folder
+
+
 @pytest.fixture
-def foreign(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run whose placement is a class of a module in the current folder, which leaves a marker when imported."""
-    monkeypatch.chdir(tmp_path)
-    name = f"evil_{os.getpid()}_{next(NUMBERS)}"
-    Path(f"{name}.py").write_text(MODULE)
-    shutil.copytree(finished, "run")
-    text = Path("run/config.toml").read_text()
-    assert text.count('placement = "pre_ln"') == 1
-    Path("run/config.toml").write_text(text.replace('"pre_ln"', f'"{name}:Norm"'))
+def foreign(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(made, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delitem(sys.modules, EVIL, raising=False)  # as in a new process
     return Path("run")
 
 
@@ -60,7 +68,7 @@ def test_no_command_imports_what_a_run_names(command: list[str], leadline: Calla
     assert "names code to import, model.placement='evil_" in line
     assert "--allow-code" in line
     assert not Path("marker").exists()
-    assert sorted(path.name for path in Path().iterdir() if path.suffix != ".py") == ["run"]
+    assert sorted(path.name for path in Path().iterdir() if path.suffix == "") == ["run"]
 
 
 def test_a_report_and_a_look_at_the_data_import_nothing(leadline: Callable[..., Any], foreign: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.faults.process import call
 from bench.faults.subjects import Whole, metrics, weights
+from leadline.training.run import is_run
 
 
 class Faults:
@@ -77,8 +78,7 @@ def trial(whole: Whole, folder: Path, rng: random.Random) -> str:
         return f"other weights at operation {faults.first}"
     if ended.code not in (0, 2):
         return f"code {ended.code} at operation {faults.first}: {ended.err.strip()}"
-    begun = (run / "config.toml").exists()
-    after = call(["train", "--resume", run.name] if begun else arguments, folder)
+    after = call(["train", "--resume", run.name] if is_run(run) else arguments, folder)
     if after.crashed or after.code or weights(run) != whole.weights or metrics(run) != whole.metrics:
         return f"cannot go on after operation {faults.first}: {after.err.strip() or 'other weights or metrics'}"
     return "identical" if ended.code == 0 else "told"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.faults.process import Command, call
 from bench.faults.subjects import Whole, metrics, weights
+from leadline.training.run import is_run
 
 EACH = 5  # kills of one training at the most
 
@@ -20,7 +21,7 @@ def trial(whole: Whole, folder: Path, rng: random.Random, longest: float) -> tup
     shutil.rmtree(run, ignore_errors=True)
     kills = 0
     while kills < EACH:
-        arguments = ["train", "--resume", run.name] if (run / "config.toml").exists() else whole.train(run.name)
+        arguments = ["train", "--resume", run.name] if is_run(run) else whole.train(run.name)
         command = Command(arguments, folder)
         time.sleep(rng.uniform(0, longest))
         command.kill()
@@ -30,7 +31,7 @@ def trial(whole: Whole, folder: Path, rng: random.Random, longest: float) -> tup
                 return kills, f"refused: {ended.err.strip()}"
             break
         kills += 1
-    arguments = ["train", "--resume", run.name] if (run / "config.toml").exists() else whole.train(run.name)
+    arguments = ["train", "--resume", run.name] if is_run(run) else whole.train(run.name)
     ended = call(arguments, folder)
     if ended.crashed or ended.code:
         return kills, f"refused: {ended.err.strip()}"

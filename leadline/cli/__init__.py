@@ -49,7 +49,7 @@ def main() -> None:
 def _said(error: Exception) -> str:
     """The sentence for an error that is the machine's or typer's, and not a mistake in the code; "": it may be one."""
     if isinstance(error, OSError):
-        return f"{reason(error)}: {error.filename}" if error.filename else reason(error)
+        return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
     if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported here
         return "the device is out of memory: lower train.batch_tokens, or decode.batch_tokens to translate"
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):  # Python's and numpy's; torch's

@@ -44,7 +44,7 @@ def placements(
     dim, ffn_dim = dim or 512, ffn_dim or 1024
     sizes: Any = {"encoder_layers": layers[0], "decoder_layers": layers[1], "dim": dim, "ffn_dim": ffn_dim, "heads": 1}
     architecture = ModelConfig(**sizes).architecture
-    defined = [name for name, found in PLACEMENTS.items() if architecture in found.architectures]
+    defined = [name for name, each in PLACEMENTS.items() if architecture in each.architectures]
     if compare:
         _compare(defined, layers, 4e-3 if lr is None else lr, as_json)
         return

@@ -166,8 +166,8 @@ def train(
     else:
         task = tasks.find(config.task)
         loss = f"{last['valid_nll']:.4f} nats {task.unit}" if last else ""
-        found = f"valid loss {loss}, best checkpoint {best}" if last else "not evaluated"
-        answer.print(f"{folder}: {found}", soft_wrap=True, markup=False)
+        told = f"valid loss {loss}, best checkpoint {best}" if last else "not evaluated"
+        answer.print(f"{folder}: {told}", soft_wrap=True, markup=False)
         uses = "".join(f", or echo … | leadline {command} {folder}" for command in task.commands)
         answer.print(f"next: leadline evaluate {folder}{uses}", soft_wrap=True)
 

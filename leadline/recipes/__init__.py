@@ -10,10 +10,12 @@ from leadline.recipes.bert import bert_base_post_ln, bert_base_pre_ln, bert_smal
 from leadline.recipes.glue import mrpc, rte, same_meaning
 from leadline.recipes.iwslt14 import iwslt14_deepnorm, iwslt14_post_ln, iwslt14_pre_ln, iwslt14_pre_ln_tuned
 from leadline.recipes.numerals import numerals
+from leadline.recipes.small import small_pre_ln
 from leadline.recipes.wmt14 import wmt14_post_ln, wmt14_pre_ln
 
 RECIPES: dict[str, Callable[[], Config]] = {
     "numerals": numerals,
+    "small_pre_ln": small_pre_ln,
     "iwslt14_pre_ln": iwslt14_pre_ln,
     "iwslt14_pre_ln_tuned": iwslt14_pre_ln_tuned,
     "iwslt14_post_ln": iwslt14_post_ln,
@@ -51,6 +53,7 @@ __all__ = [
     "numerals",
     "rte",
     "same_meaning",
+    "small_pre_ln",
     "wmt14_post_ln",
     "wmt14_pre_ln",
 ]

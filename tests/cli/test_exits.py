@@ -105,7 +105,7 @@ def test_lines_come_as_they_arrive_and_whole() -> None:
         (MemoryError(), 2, "this machine is out of memory: try"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 2, "this machine is out of memory"),
         (RecursionError(), 2, "nested too deeply"),
-        (OSError(errno.ENOSPC, "No space left on device", "a/file"), 2, "the disk is full: a/file"),
+        (OSError(errno.ENOSPC, "No space left on device", "a/file"), 2, "a/file: the disk is full"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "the disk is full"),
         (OSError(errno.EIO, "Input/output error", "a/file"), 2, "a/file: Input/output error"),
     ],
@@ -182,5 +182,5 @@ def test_a_full_disk_is_named_by_the_file_that_was_asked_for(
 
     monkeypatch.setattr("leadline.files.os.fsync", full)
     answer = leadline("translate", finished, "-o", tmp_path / "out.txt", stdin=b"eins\n")
-    assert (answer.code, answer.err) == (2, f"leadline: the disk is full: {tmp_path / 'out.txt'}\n")
+    assert (answer.code, answer.err) == (2, f"leadline: {tmp_path / 'out.txt'}: the disk is full\n")
     assert list(tmp_path.iterdir()) == []

@@ -43,7 +43,7 @@ def test_the_placement_written_there_trains_and_is_inspected(
         with pytest.raises(SystemExit) as left:
             main()
         assert not left.value.code
-    assert load_config(tmp_path / "runs" / "gated").model.placement == "gated:Gated"
+    assert load_config(tmp_path / "runs" / "gated", allow_code=True).model.placement == "gated:Gated"
     losses = [row["loss"] for row in history.read(tmp_path / "runs" / "gated").rows if "loss" in row]
     assert losses[-1] < losses[0]
     assert "Pre-LN" in capsys.readouterr().out  # what inspect finds it to be

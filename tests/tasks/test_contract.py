@@ -79,7 +79,7 @@ def test_what_cannot_translate_says_so(name: str) -> None:
 def test_nothing_else_asks_which_task_it_is() -> None:
     classes = "|".join(kind.__name__ for kind in tasks.TASKS.values())
     asks = re.compile(
-        rf"\btasks\.({classes})\b|import .*\b({classes})\b|\.task (==|!=|in)|isinstance\(.*\b({classes})\b"
+        rf"\btasks\.({classes})\b|import .*\b({classes})\b|\.task (==|!=|in) *[\"'(\[]|isinstance\(.*\b({classes})\b"
     )
     for path in PACKAGE.rglob("*.py"):
         if path.parent.name != "tasks":
