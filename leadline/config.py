@@ -242,7 +242,8 @@ PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options th
 
 # What a run may change when it goes on; with anything else it would be another run (see train.start).
 LATER = {
-    "data.source",  # it may have moved; that it is the same data is checked
+    "data.source",  # these may have moved; that they are the same is checked
+    "data.vocabulary",
     *(f"decode.{option.name}" for option in dataclasses.fields(DecodeConfig)),
     *(f"optim.{option.name}" for option in dataclasses.fields(OptimConfig) if option.name != "name"),
     *(f"train.{name}" for name in ("updates", "epochs", "device", "precision", "step", "recompute", "eval_every")),

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import io
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ import pytest
 
 from leadline import cli, recipes
 from leadline.config import Config
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: tests and what they start do hear it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def quicken_interpreter() -> None:

@@ -31,6 +31,7 @@ from leadline import config as configuration
 from leadline import machine
 from leadline.config import DataConfig
 from leadline.data.documents import Documents, Paragraph
+from leadline.data.making import Unfinished
 from leadline.data.sentences import splitter
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
@@ -190,7 +191,7 @@ def _by_processes(folder: Path, jobs: Iterator[dict[str, Any]], count: int) -> I
         finally:
             idle.put(process)
         if not answer:
-            raise UserError("a process that was preparing documents has died: prepare again to go on where it stopped")
+            raise Unfinished("a process that was preparing documents has died: prepare again to go on where it stopped")
         return json.loads(answer)
 
     processes = [

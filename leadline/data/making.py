@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from leadline import machine
+from leadline.errors import UserError
 from leadline.files import sync
+
+
+class Unfinished(UserError):
+    """A preparation was stopped, and the next goes on with what is there."""
 
 
 def make(
@@ -34,7 +39,11 @@ def make(
         try:
             if begun:
                 _fill(building, fill)
+        except Unfinished:
+            raise
         except Exception as error:
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise  # of the disk, and not of what lies there
             progress(f"an unfinished preparation cannot be gone on with ({error}): beginning again", 0)
             begun = False
         if not begun:

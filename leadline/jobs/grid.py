@@ -82,7 +82,7 @@ class Grid:
 
     def best(self) -> Cell:
         """The best run of the setting with the best mean."""
-        return self._best_of(_highest(self.table()))
+        return self._best_of(_highest([each for each in self.table() if each.scores or each.diverged]))
 
     def _best_of(self, setting: Setting) -> Cell:
         results = {cell: result for cell, result in self.results().items() if cell[0] == setting}

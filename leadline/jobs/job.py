@@ -125,6 +125,7 @@ def lay_out(job: Job, root: Path, threads: int = 1) -> Path:
             raise UserError(f"{folder} holds another run: choose another folder with --out")
         threads = before.get("threads", threads)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").unlink(missing_ok=True)  # one that is done again is not finished until it is
     (folder / "job.toml").write_text(to_toml(job.config), encoding="utf-8")
     facts = {"name": job.name, "group": job.group, "key": job.key, "data": job.data_key, "start": job.start}
     asked = {"watch": job.watch, "keep": job.keep, "score": job.score, "samples": job.samples, "threads": threads}

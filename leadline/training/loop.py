@@ -15,6 +15,7 @@ import torch
 from leadline import tasks
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
+from leadline.data.tokenizer import Tokenizer
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import sha256
 from leadline.kernels import attention
@@ -55,8 +56,8 @@ def resume(
     folder = Path(folder)
     before, note = runs.read_config(folder)
     runs.require_permission(before, folder, allow_code)
-    config = resolved(runs.absolute(config or before))
-    runs.require_changeable(folder, before, config)
+    config = resolved(runs.with_vocabulary(runs.absolute(config or before), folder))
+    runs.require_changeable(folder, runs.absolute(before), config)
     return _run(folder, config, on_step, progress, note)
 
 
@@ -64,7 +65,9 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
     with runs.locked(folder), runs.watching_signals() as signals:
         store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
         # Data that came prepared is what its own folder says, whatever the recipe says of it.
-        config = replace(config, data=replace(store.data, source=config.data.source))
+        # Where text and vocabulary lie is the run's affair.
+        data = replace(store.data, source=config.data.source, vocabulary=config.data.vocabulary)
+        config = replace(config, data=data)
         setup = _set_up(folder, config, store, on_step)  # what cannot work fails here, before anything is written
         chosen = {"step": config.train.step, "precision": config.train.precision, "attention": setup.attention}
         chosen |= {"init": init.base_of(config.model)}
@@ -135,6 +138,11 @@ def _start_from(setup: Setup, run: Path, which: str) -> None:
     """The weights of a run, but for what is new in this one."""
     name, weights = checkpoint.choose(run, which)
     before = runs.load_config(run, allow_code=True)  # it is only read: this run's own placement is the one imported
+    theirs = Tokenizer.load(run / "tokenizer.json", before.data).bpe.get_vocab()
+    if theirs != setup.task.store.tokenizer.bpe.get_vocab():
+        raise UserError(
+            f"train.start={run} has another vocabulary than this data: set data.vocabulary={run / 'tokenizer.json'}"
+        )
     new = setup.task.start_from(setup.model, before, weights)
     checkpoint.restore_part(setup.model, weights, f"checkpoint {name} of {run}", new)
     setup.step.restored()

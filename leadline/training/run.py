@@ -66,8 +66,16 @@ def absolute(config: Config) -> Config:
 
 def load_config(folder: Path, allow_code: bool = False) -> Config:
     """The config of a run; one that names code to import only where that is allowed."""
-    config = read_config(folder)[0]
+    config = with_vocabulary(read_config(folder)[0], folder)
     require_permission(config, folder, allow_code)
+    return config
+
+
+def with_vocabulary(config: Config, folder: Path) -> Config:
+    """With the run's own tokenizer.json in place of a vocabulary that is no longer where it was."""
+    own = folder / "tokenizer.json"
+    if config.data.vocabulary and not Path(config.data.vocabulary).expanduser().exists() and own.exists():
+        return config.set(data={"vocabulary": str(own.absolute())})
     return config
 
 
@@ -131,6 +139,7 @@ def adopt(config: Config, asked: Set[str], allow_code: bool) -> Config:
     """With model and vocabulary of the run that `train.start` names; keys that were `asked` for must not contradict."""
     start = Path(config.train.start).expanduser()
     before = load_config(start, allow_code)
+    asked = asked if config.data.vocabulary else asked - {"data.vocabulary"}
     own = OWN + (HEADS if config.task != before.task else ()) + ("max_length",) * ("model.max_length" in asked)
     model = {key: value for key, value in configuration.to_dict(before.model).items() if key not in own}
     for key, value in model.items():
@@ -210,6 +219,8 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
     write_json(folder / "run.json", facts | {"seal": checksum(facts)})
     if not path.exists() or sha256(path) != facts["config_sha256"]:
         write_text(path, text)
+        facts["replaced_sha256"] = ""  # the change has arrived
+        write_json(folder / "run.json", facts | {"seal": checksum(facts)})
     write_text(folder / "tokenizer.json", (store.folder / "tokenizer.json").read_text(encoding="utf-8"))
     notes = [f"from update {update} on: {_told(changed)}"] if changed else []
     numerics = facts["began"]["numerics"] if before else NUMERICS
@@ -225,7 +236,9 @@ def _facts(folder: Path) -> dict[str, Any]:
         facts = read_json(folder / "run.json")
         seal = facts.get("seal")
         whole = seal is None or seal == checksum({key: value for key, value in facts.items() if key != "seal"})
-    except (OSError, ValueError, AttributeError):
+        if seal is not None and not ({"config_sha256", "replaced_sha256"} <= facts.keys() and facts["config"].keys()):
+            return {}
+    except (OSError, ValueError, AttributeError, KeyError):
         return {}
     return facts if whole else {}
 
@@ -236,6 +249,7 @@ def _require_same_data(folder: Path, before: dict[str, Any], store: Store) -> No
         same = data["key"] == store.manifest["key"]
         # Data prepared again from the same text can still have another vocabulary: WordPiece is learnt by chance.
         same = same and data["sha256"]["tokenizer.json"] == store.manifest["sha256"]["tokenizer.json"]
+        same = same or data["sha256"] == store.manifest["sha256"]  # every token, whatever the key was made of
     except (KeyError, TypeError):
         return
     if not same:
