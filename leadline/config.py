@@ -48,6 +48,7 @@ class ModelConfig:
     segments: int = 0  # kinds of segment that have an embedding, as BERT's two; 0: none
     head: Literal["linear", "bert"] = "linear"  # bert: BERT's dense layer and norm before the output matrix
     classes: int = 0  # outputs of BERT's pooler on the first token; 0: none
+    embed_scale: bool = added(default=True, neutral=True)  # √dim times a token's embedding; BERT's own models: without
     pooler: bool = added(default=False, neutral=False)  # BERT's pooler, also where nothing reads it yet
 
     def __post_init__(self) -> None:

@@ -24,7 +24,6 @@ import pytest
 from leadline import cli, recipes
 from leadline.config import Config
 
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: tests and what they start do hear it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -2,7 +2,8 @@
 
 What differs is folded into weights, exactly:
 
-    ours reads √D·E[token], theirs E[token]: E carries √D there, and the head's last norm, before the tied E, 1/√D
+    a run of ours reads √D·E[token], theirs E[token]: E carries √D there, and the head's last norm, before the tied E,
+    1/√D. What is imported reads E[token] (model.embed_scale=false), so that it is also trained as theirs is
     LN(s·x + f(x)) (DeepNorm's α, Admin's ω) is Post-LN on s·x: the norm below carries s, f's first matrix 1/s
     RoBERTa counts positions from pad + 1: its table has so many rows more
 """
@@ -10,7 +11,6 @@ What differs is folded into weights, exactly:
 from __future__ import annotations
 
 import copy
-import math
 import typing
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -75,7 +75,9 @@ KEYS: dict[str, tuple[str, Any]] = {
     "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     "layer_norm_eps": ("norm_eps", 1e-12),
 }
-FIXED = {"decoder_layers": 0, "positions": "learned", "embed_norm": True, "norm": "layer_norm"}
+FIXED = {
+    "decoder_layers": 0, "positions": "learned", "embed_norm": True, "embed_scale": False, "norm": "layer_norm"
+}  # fmt: skip
 
 
 def kind_of(config: ModelConfig) -> Kind:
@@ -158,7 +160,7 @@ def to_theirs(model: Transformer, kind: Kind, pad: int) -> dict[str, Tensor]:
     model = copy.deepcopy(model).cpu().float()
     if kind is BERT:
         _as_post_ln(model)
-    _scale_tokens(model, math.sqrt(model.config.dim))
+    _scale_tokens(model, model.source_embed.scale)
     found: dict[str, Tensor] = {}
     for module, names in modules(model, kind):
         for key, parameter in module.named_parameters():
@@ -200,8 +202,10 @@ def from_theirs(model: Transformer, kind: Kind, pad: int, theirs: dict[str, Tens
     name = f"{kind.body}.embeddings.position_embeddings.weight"
     fill(model.source_embed.positions.weight, take(name)[_first(kind, pad) :], name)  # type: ignore[arg-type]
     if model.head is not None:
-        fill(model.head.bias, take(f"{kind.head}.bias"), f"{kind.head}.bias")
-    _scale_tokens(model, 1 / math.sqrt(model.config.dim))
+        name = f"{kind.head}.bias" if is_tied(model) else f"{kind.head}.decoder.bias"  # which their decoder reads
+        fill(model.head.bias, take(name), name)
+        used.add(f"{kind.head}.bias")
+    _scale_tokens(model, 1 / model.source_embed.scale)
     return used
 
 

@@ -177,14 +177,17 @@ class FeedForward(nn.Module):
 
 
 class Embed(nn.Module):
-    """Tokens and their positions -> the stream at the foot of a stack: √D·E[token] + P[position] (+ S[segment])."""
+    """Tokens and their positions -> the stream at the foot of a stack: √D·E[token] + P[position] (+ S[segment]).
+
+    Without model.embed_scale there is no √D: Adam then moves an embedding √D times less at the same rate.
+    """
 
     ops: Any = PLAIN
 
     def __init__(self, config: ModelConfig, tokens: Embedding) -> None:
         super().__init__()
         self.tokens = tokens
-        self.scale = math.sqrt(config.dim)
+        self.scale = math.sqrt(config.dim) if config.embed_scale else 1.0
         if config.positions == "learned":
             self.positions: nn.Module = Embedding(config.max_length, config.dim)
         else:

@@ -196,6 +196,36 @@ def test_an_imported_folder_gives_the_same_outputs(kind: str, changes: dict, tmp
         assert torch.allclose(again[name][used], before[name][used], atol=1e-6), name
 
 
+@pytest.mark.parametrize("kind", ["BertModel", "RobertaPreLayerNormModel"])
+def test_an_imported_encoder_is_trained_as_theirs(kind: str, tmp_path: Path) -> None:
+    """A factor folded into a weight would leave the outputs as they are, and change what a learning rate does."""
+    theirs = folder_of(kind, tmp_path / "theirs")
+    huggingface.load(tmp_path / "theirs", tmp_path / "run")
+    model = load(tmp_path / "run", device="cpu").model
+    tokens, segments = inputs(21)
+    batch, mask = padded(tokens, segments)
+    source = pack_flat(tokens, LENGTHS, 32, [3], 24, 5, 0, segments)
+    goal = torch.randn(len(tokens), 16, generator=torch.Generator().manual_seed(1))
+    outputs = (lambda: model(source)[: len(tokens)], lambda: theirs(**batch).last_hidden_state[mask])
+    for side, output in zip((model, theirs), outputs, strict=True):
+        optimizer = torch.optim.SGD(side.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(output(), goal).backward()
+            optimizer.step()
+    close(*(output().detach() for output in outputs))
+
+
+def test_an_untied_decoder_has_a_bias_of_its_own(tmp_path: Path) -> None:
+    theirs = folder_of("BertForMaskedLM", tmp_path / "theirs", tie_word_embeddings=False)
+    assert huggingface.load(tmp_path / "theirs", tmp_path / "run") == []
+    model = load(tmp_path / "run", device="cpu").model
+    tokens, segments = inputs(21)
+    batch, mask = padded(tokens, segments)
+    with torch.no_grad():
+        close(model.logits(ours(model, tokens, segments)[: len(tokens)]), theirs(**batch).logits[mask])
+
+
 def test_a_vocabulary_alone_is_bert_s_tokenizer(tmp_path: Path) -> None:
     folder_of("BertForMaskedLM", tmp_path / "theirs")
     huggingface.load(tmp_path / "theirs", tmp_path / "run")
