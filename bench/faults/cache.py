@@ -28,7 +28,7 @@ def trial(whole: Whole, folder: Path, rng: random.Random) -> str:
         ended = command.wait()
         if ended.code and not (killed and number == 0):
             return ended.err.strip() or f"code {ended.code}"
-    left = [path.name for path in cache.iterdir() if path.name.startswith(".") and path.is_dir()]
+    left = [path.name for path in cache.iterdir() if path.name.endswith("unfinished")]
     return f"left behind: {', '.join(left)}" if left and not killed else "whole"
 
 
