@@ -24,7 +24,7 @@ from bench.faults.subjects import RECIPES, make_text, make_whole
 
 KINDS = {"kills": kills.run, "disk": disk.run, "damage": damage.run, "cache": cache.run, "inputs": inputs.run}
 LONG = {"kills": 500, "disk": 300, "damage": 500, "cache": 100, "inputs": 5000}
-SHORT = {"kills": 3, "disk": 3, "damage": 6, "cache": 1, "inputs": 12}
+SHORT = {"kills": 2, "disk": 2, "damage": 4, "cache": 1, "inputs": 10}
 
 
 def main() -> int:
