@@ -151,12 +151,7 @@ def reproduce(
     if what == "list" and any((sources, seeds, depths, only, at_once, on, assignments)):
         raise UserError("reproduce list takes no options but --json: name a figure, or all")
     if what == "list":
-        titles = {name: figure.title for name, figure in figures.FIGURES.items()}
-        if as_json:
-            print_json([{"name": name, "title": title} for name, title in titles.items()])
-        else:
-            definitions(list(titles.items()))
-        return
+        return _list({name: figure.title for name, figure in figures.FIGURES.items()}, as_json)
     if what not in [*known, "all"]:
         raise UserError(f"there is nothing called {what!r} to reproduce: {nearest(what, [*known, 'list', 'all'])}")
     chosen = Chosen(tuple(only or ()), tuple(depths or ()))
@@ -182,6 +177,13 @@ def reproduce(
         print_json(answers if what == "all" else answers[what])
     elif page:
         answer.print(f"all claims: {page}", soft_wrap=True)
+
+
+def _list(titles: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        print_json([{"name": name, "title": title} for name, title in titles.items()])
+    else:
+        definitions(list(titles.items()))
 
 
 def _figure(

@@ -11,6 +11,7 @@ from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.record import QUANTITIES, Record, spread
 from leadline.diagnose.structure import Connection
 from leadline.diagnose.verdict import COLLAPSE_AFTER, STEPS, features, probability, score
+from leadline.options import flat
 from leadline.report.page import Chart, Section, Series, Table, Words
 
 
@@ -25,16 +26,9 @@ def sections_of(inspection: Inspection) -> list[Section]:
         _diversity(inspection),
         _norm_inputs(inspection),
         _connections(inspection),
-        Table("Facts", ["what", "value"], [[key, value] for key, value in _flat(inspection.facts)], folded=True),
+        Table("Facts", ["what", "value"], [[key, value] for key, value in flat(inspection.facts).items()], folded=True),
         Table("Quantities", ["name", "meaning"], list(map(list, QUANTITIES.items())), folded=True),
     ]
-
-
-def _flat(facts: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    flat: list[tuple[str, object]] = []
-    for key, value in facts.items():
-        flat += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
-    return flat
 
 
 def _words(inspection: Inspection) -> list[Section]:

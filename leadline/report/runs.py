@@ -12,6 +12,7 @@ from typing import Any
 from leadline import history
 from leadline.errors import UserError
 from leadline.history import History, number
+from leadline.options import flat
 from leadline.report.page import Chart, Section, Series, Style, Table, Tone, Words
 
 # key of a row, title, label with the unit, log y
@@ -116,7 +117,7 @@ def _read(folder: Path, name: str) -> ReportedRun:
             facts = None
         if not isinstance(facts, dict):
             raise UserError(f"{folder / 'run.json'} is damaged: it does not hold a JSON object")
-    return ReportedRun(name, _flat(config), facts, _history(folder))
+    return ReportedRun(name, flat(config), facts, _history(folder))
 
 
 def _text(path: Path) -> str:
@@ -135,13 +136,6 @@ def _history(folder: Path) -> History:
     if not measured.rows:
         raise UserError(f"{folder} holds no measurement yet: wait for one, or leadline train --resume {folder}")
     return measured
-
-
-def _flat(values: dict[str, Any], where: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{where}{key}.") if isinstance(value, dict) else {where + key: value}
-    return flat
 
 
 def _summary(runs: list[ReportedRun]) -> Words:
@@ -223,7 +217,7 @@ def _overview(runs: list[ReportedRun]) -> Table:
     for run in runs:
         get = run.config.get
         layers = f"{get('model.encoder_layers', '–')}-{get('model.decoder_layers', '–')}"
-        start = _flat(run.facts).get("chosen.init")
+        start = flat(run.facts).get("chosen.init")
         asked = [run.name, get("model.placement"), start, layers]
         asked += [get("model.dim"), get("optim.lr"), get("optim.warmup")]
         last, (best, at) = (run.evaluations[-1][0], min(run.evaluations)) if run.evaluations else (None, (None, None))
@@ -262,5 +256,5 @@ def _shown(value: object) -> str:
 
 def _stands_on(run: ReportedRun) -> dict[str, Any]:
     known = ("device", "chosen", "numerics", "code", "began", "versions", "data")
-    flat = _flat({key: run.facts.get(key, {}) for key in known})
-    return {key: value for key, value in flat.items() if value != {} and not key.startswith("data.sha256.")}
+    facts = flat({key: run.facts.get(key, {}) for key in known})
+    return {key: value for key, value in facts.items() if value != {} and not key.startswith("data.sha256.")}

@@ -17,7 +17,7 @@ from leadline import history
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError
-from leadline.files import to_json, write_json
+from leadline.files import to_json, write_json, write_text
 from leadline.history import History
 from leadline.jobs.engine import Execute, execute
 from leadline.jobs.job import Job, OnEvent, finished, tell_stale
@@ -52,9 +52,7 @@ def write_kept(path: Path, kept: Mapping[str, Kept]) -> None:
         ]
         told = [row for row in some if len(row) > ("epoch" in row) + 1]
         lines.append(to_json({"key": key, "result": result, "rows": told}) + "\n")
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, "".join(lines))
 
 
 def plan(

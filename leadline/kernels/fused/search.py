@@ -270,7 +270,6 @@ def _advance(  # type: ignore[no-untyped-def]
         length = position + 1
         ended = tl.load(finished + slot)
         beams = tl.arange(0, BEAMS)
-        times = tl.arange(0, BLOCK)
 
         # The C best continuations of the sentence, best first: those with </s> end, the first K others go on.
         flat = tl.arange(0, BEAMS * WIDE)
@@ -286,8 +285,7 @@ def _advance(  # type: ignore[no-untyped-def]
         for best in range(C):
             key = tl.max(keys, 0)
             keys = tl.where(keys == key, LOWEST, keys)
-            index = _index_of(key)
-            score = _value_of(key)
+            index, score = _index_of(key), _value_of(key)
             row = first + index // WIDE
             token = tl.load(candidate_tokens + row * C + index % WIDE)
             if token == eos:
@@ -308,7 +306,7 @@ def _advance(  # type: ignore[no-untyped-def]
         if (ended < K) & alive & (length < tl.load(limits + number)):
             rows = first + parents
             for begin in range(0, length, BLOCK):
-                t = begin + times
+                t = begin + tl.arange(0, BLOCK)
                 cells = tl.load(table + rows[:, None] * longest + t[None, :], mask=(t < position)[None, :], other=0)
                 cells = tl.where((t < position)[None, :], cells, rows.to(tl.int32)[:, None])
                 tl.debug_barrier()  # every row is read before any is written
