@@ -39,22 +39,22 @@ LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "x-transformers", "t
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(prog="python -m bench", description="Speed against peers, in one process run.")
-    found.add_argument("what", choices=[*COMMANDS, "table"])
-    found.add_argument("files", nargs="*", type=Path, help="table: JSON files")
-    found.add_argument("--size", default="")
-    found.add_argument("--device", default="cpu")
-    found.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    found.add_argument("--repeats", type=int, default=3)
-    found.add_argument("--only", nargs="+", default=[], help="contestants whose name holds one of these")
-    found.add_argument("--slow", action="store_true", help="also contestants that take minutes to compile")
-    found.add_argument("--run", type=Path, help="decode: a trained run folder")
-    found.add_argument("--text", type=Path, help="decode: sentences, one a line; prepare: a folder of text")
-    found.add_argument("--sentences", type=int, default=0, help="decode: only so many")
-    found.add_argument("--languages", nargs=2, default=["de", "en"], help="prepare: of the text folder")
-    found.add_argument("--depths", nargs="+", type=int, default=[], help="memory: layers of each stack")
-    found.add_argument("--out", type=Path, default=Path("bench/results"))
-    return found
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Speed against peers, in one process run.")
+    parser.add_argument("what", choices=[*COMMANDS, "table"])
+    parser.add_argument("files", nargs="*", type=Path, help="table: JSON files")
+    parser.add_argument("--size", default="")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", nargs="+", default=[], help="contestants whose name holds one of these")
+    parser.add_argument("--slow", action="store_true", help="also contestants that take minutes to compile")
+    parser.add_argument("--run", type=Path, help="decode: a trained run folder")
+    parser.add_argument("--text", type=Path, help="decode: sentences, one a line; prepare: a folder of text")
+    parser.add_argument("--sentences", type=int, default=0, help="decode: only so many")
+    parser.add_argument("--languages", nargs=2, default=["de", "en"], help="prepare: of the text folder")
+    parser.add_argument("--depths", nargs="+", type=int, default=[], help="memory: layers of each stack")
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    return parser
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         facts["rows"] = rows
         _write(facts, arguments)
 
-    found = command.run(size, dataclasses.replace(setting, keep=keep), peak, arguments)
-    facts["rows"], facts["notes"] = found if isinstance(found, tuple) else (found, [])
+    result = command.run(size, dataclasses.replace(setting, keep=keep), peak, arguments)
+    facts["rows"], facts["notes"] = result if isinstance(result, tuple) else (result, [])
     return facts
 
 

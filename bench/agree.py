@@ -32,11 +32,11 @@ def losses(size: Size, setting: Setting, way: str, schedule: str) -> torch.Tenso
     captured = step_name == "graph"
     batches = ours.packs(pool, config.model.max_length)
     prepared = [step.prepare(batch if captured else batch.to(setting.device)) for batch in batches]
-    found = []
+    losses = []
     for update in range(1, UPDATES + 1):
         lr = rate * min(1.0, update / max(warmup, 1))
-        found.append(step([prepared[update % len(prepared)]], update, lr).loss.detach().clone())
-    return torch.stack(found).double().cpu()
+        losses.append(step([prepared[update % len(prepared)]], update, lr).loss.detach().clone())
+    return torch.stack(losses).double().cpu()
 
 
 def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:

@@ -84,8 +84,11 @@ def speed(config: Config, seconds: float = 3.0) -> float:
 def main() -> None:
     size = int(sys.argv[1]) if sys.argv[1:] else 65536
     for name, config in cases(size).items():
-        found = speed(config)
-        print(f"{name:26} {found:8.1f} batches a second, {found * size / 1e6:6.2f} million tokens a second", flush=True)
+        a_second = speed(config)
+        print(
+            f"{name:26} {a_second:8.1f} batches a second, {a_second * size / 1e6:6.2f} million tokens a second",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

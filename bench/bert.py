@@ -145,7 +145,7 @@ def _work(run: Any, size: Size, head: float) -> Work:
 
 
 def contestants(size: Size, setting: Setting) -> Contestants:
-    found: Contestants = {
+    contestants: Contestants = {
         f"leadline, {step}": partial(leadline, size, setting, step) for step in ours.steps(setting.device)
     }
     name = "Hugging Face BERT"
@@ -153,9 +153,9 @@ def contestants(size: Size, setting: Setting) -> Contestants:
     if setting.device.type == "cuda" and setting.slow:
         ways.append(("compiled, CUDA graphs", "graphs"))
     for way, how in ways:
-        found[f"{name}, {way}"] = partial(huggingface, size, setting, how)
-        found[f"{name}, {way}, head on masked"] = partial(huggingface, size, setting, how, masked_only=True)
-    return found
+        contestants[f"{name}, {way}"] = partial(huggingface, size, setting, how)
+        contestants[f"{name}, {way}, head on masked"] = partial(huggingface, size, setting, how, masked_only=True)
+    return contestants
 
 
 def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:

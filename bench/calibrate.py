@@ -33,12 +33,12 @@ def features_of(row: Row) -> Features:
 
 def highest_learnt(grid: Sequence[Row], warmup: int) -> dict[CellKey, float]:
     """The highest rate of each cell that learnt; 0: none did."""
-    found: dict[CellKey, float] = defaultdict(float)
+    highest: dict[CellKey, float] = defaultdict(float)
     for row in grid:
         if int(row["warmup"]) == warmup:
             rate = float(row["lr"]) if row["learnt"] == "1" else 0.0
-            found[cell_of(row)] = max(found[cell_of(row)], rate)
-    return dict(found)
+            highest[cell_of(row)] = max(highest[cell_of(row)], rate)
+    return dict(highest)
 
 
 def fit(x: np.ndarray, y: np.ndarray, ridge: float = 1e-2) -> np.ndarray:
@@ -64,9 +64,9 @@ def warmup_gains(grid: Sequence[Row]) -> list[tuple[int, float]]:
     without = highest_learnt(grid, 0)
     gains = []
     for warmup in sorted({int(row["warmup"]) for row in grid} - {0}):
-        found = highest_learnt(grid, warmup)
+        rates = highest_learnt(grid, warmup)
         logs = [
-            math.log2(rate / without[c]) for c, rate in found.items() if c[2] == TUNED_ON and rate and without.get(c)
+            math.log2(rate / without[c]) for c, rate in rates.items() if c[2] == TUNED_ON and rate and without.get(c)
         ]
         gains.append((warmup, round(2 ** float(np.mean(logs)), 2)))
     return gains
@@ -77,12 +77,12 @@ def run(grid: Sequence[Row], probes: Sequence[Row]) -> None:
     # A rate below one that learnt is not unstable: at worst it is too slow for the updates it was given.
     trained = {(cell_of(r), float(r["lr"])) for r in grid if int(r["warmup"]) == 0}
     found_rows = ((cell_of(r), float(r["lr"]), features_of(r)) for r in probes)
-    rows = [(cell, lr, found) for cell, lr, found in found_rows if (cell, lr) in trained]
+    rows = [(cell, lr, features) for cell, lr, features in found_rows if (cell, lr) in trained]
     labels = [lr <= truth[cell] for cell, lr, _ in rows]
     tuned = [cell[2] == TUNED_ON for cell, *_ in rows]
-    w = fit(np.array([found for *_, found in rows])[tuned], np.array(labels, dtype=float)[tuned])
+    w = fit(np.array([features for *_, features in rows])[tuned], np.array(labels, dtype=float)[tuned])
     numbers = {name: round(float(value), 3) for name, value in zip([*Features._fields, "intercept"], w, strict=True)}
-    scores = [score(found, numbers) for *_, found in rows]
+    scores = [score(features, numbers) for *_, features in rows]
 
     facts: dict[str, Any] = {"score": numbers, "warmup_gain": warmup_gains(grid)}
     for name, widths in SETS.items():
@@ -125,8 +125,8 @@ def report(
     for i in kept:
         by_cell[rows[i][0]][rows[i][1]] = scores[i]
     shown, right = [], 0
-    for cell, found in sorted(by_cell.items()):
-        predicted, lowest = predicted_edge(found), min(found)
+    for cell, rates in sorted(by_cell.items()):
+        predicted, lowest = predicted_edge(rates), min(rates)
         true = truth[cell] * math.sqrt(2)  # the edge lies between the highest rate that learnt and the next, twice that
         good = 0.5 <= predicted / true <= 2 if true else predicted < lowest
         right += good
@@ -165,6 +165,6 @@ def with_warmup(
     margins = [predicted_edge(by_cell[cell_of(r)]) * gains[100] / float(r["lr"]) for r in chosen]
     labels = [float(r["lr"]) <= truth[cell_of(r)] for r in chosen]
     right = sum((m > 1) == y for m, y in zip(margins, labels, strict=True))
-    found = {"runs": len(chosen), "auroc": round(auroc(margins, labels), 4), "accuracy": round(right / len(chosen), 4)}
-    print("warm-up 100, held-out widths:", found)
-    return found
+    result = {"runs": len(chosen), "auroc": round(auroc(margins, labels), 4), "accuracy": round(right / len(chosen), 4)}
+    print("warm-up 100, held-out widths:", result)
+    return result

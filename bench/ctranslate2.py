@@ -59,7 +59,7 @@ def sentences(size: Size, count: int) -> list[list[np.ndarray]]:
 def by_leadline(
     model: Transformer, groups: list[list[np.ndarray]], batch_tokens: int, beam: int = BEAM
 ) -> list[list[int]]:
-    found: list[list[int]] = []
+    translations: list[list[int]] = []
     for group in groups:
         length = len(group[0])
         many = max(1, batch_tokens // length)
@@ -67,14 +67,14 @@ def by_leadline(
             batch = group[begin : begin + many]
             limits = torch.full((len(batch),), length)
             hypotheses = beam_search(model, pack_one(batch), limits, BOS, EOS, beam, 1.0, best=1)
-            found += [best.tokens for (best,) in hypotheses]
-    return found
+            translations += [best.tokens for (best,) in hypotheses]
+    return translations
 
 
 def by_ctranslate2(
     translator: Any, groups: list[list[np.ndarray]], batch_tokens: int, beam: int = BEAM
 ) -> list[list[int]]:
-    found: list[list[int]] = []
+    translations: list[list[int]] = []
     for group in groups:
         length = len(group[0])
         results = translator.translate_batch(
@@ -85,8 +85,8 @@ def by_ctranslate2(
             min_decoding_length=length - 1,
             max_decoding_length=length - 1,
         )
-        found += [[int(token) for token in result.hypotheses[0]] for result in results]
-    return found
+        translations += [[int(token) for token in result.hypotheses[0]] for result in results]
+    return translations
 
 
 def converted(model: Transformer, threads: int) -> Any:

@@ -59,14 +59,14 @@ def random_problem(size: Size, setting: Setting, count: int) -> Problem:
     lengths = np.clip(np.exp(rng.normal(2.95, 0.6, count)), 1, config.model.max_length - MARGIN - 1).astype(int)
 
     def model() -> Transformer:
-        found = Transformer(size.vocab, seed=0, placement="post_ln", **_sizes(size))
-        last: Any = found.decoder.blocks[-1]
+        model = Transformer(size.vocab, seed=0, placement="post_ln", **_sizes(size))
+        last: Any = model.decoder.blocks[-1]
         with torch.no_grad():
-            found.output.weight *= 3
+            model.output.weight *= 3
             last.ffn_residual.norm.bias[0] = 10
-            found.output.weight[:, 0] = 0
-            found.output.weight[EOS, 0] = -5
-        return found
+            model.output.weight[:, 0] = 0
+            model.output.weight[EOS, 0] = -5
+        return model
 
     return Problem(model, config, [rng.integers(4, size.vocab, n).tolist() for n in lengths], MARGIN)
 
@@ -82,10 +82,10 @@ def _sizes(size: Size) -> dict[str, Any]:
 
 
 def trained_problem(run: Path, text: Path, setting: Setting, count: int) -> Problem:
-    found = trained.load(run, device="cpu")
+    run_ = trained.load(run, device="cpu")
     lines = [line for line in text.read_text(encoding="utf-8").splitlines() if line.strip()][: count or None]
-    sources = found.tokenizer.encode(lines, found.tokenizer.config.source_lang)
-    config = found.config.set(train={"precision": setting.precision})
+    sources = run_.tokenizer.encode(lines, run_.tokenizer.config.source_lang)
+    config = run_.config.set(train={"precision": setting.precision})
     fitting = [tokens for tokens in sources if 0 < len(tokens) < config.model.max_length]
     return Problem(lambda: trained.load(run, device="cpu").model, config, fitting, translator.MARGIN)
 
@@ -98,7 +98,7 @@ def leadline(problem: Problem, setting: Setting, outputs: Outputs) -> Work:
 
     def run() -> None:
         with mock.patch.object(translator, "MARGIN", problem.margin):
-            outputs["leadline"] = [found.tokens for found in search(problem.sources, lambda done: None)]
+            outputs["leadline"] = search(problem.sources, lambda done: None)
 
     return Work(run, len(problem.sources), "sentences")
 
@@ -124,7 +124,7 @@ def huggingface(problem: Problem, setting: Setting, outputs: Outputs, name: str,
 
     @torch.inference_mode()
     def run() -> None:
-        found: list[list[int]] = [[] for _ in order]
+        translations: list[list[int]] = [[] for _ in order]
         for begin in range(0, len(order), batch):
             rows = order[begin : begin + batch]
             ids = [torch.tensor([*problem.sources[i], EOS]) for i in rows]
@@ -143,8 +143,8 @@ def huggingface(problem: Problem, setting: Setting, outputs: Outputs, name: str,
             ).tolist()
             for i, row in zip(rows, tokens, strict=True):
                 words = row[1:]
-                found[i] = words[: words.index(EOS)] if EOS in words else words
-        outputs[name] = found
+                translations[i] = words[: words.index(EOS)] if EOS in words else words
+        outputs[name] = translations
 
     return Work(run, len(order), "sentences")
 
@@ -162,11 +162,11 @@ def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace
         contestants[name] = partial(huggingface, problem, setting, outputs, name, batch)
     rows = compete(contestants, setting)
     for row in rows:
-        found = outputs.get(row["contestant"])
-        if "seconds" in row and found:
-            row["output_tokens"] = sum(len(tokens) + 1 for tokens in found)
+        translations = outputs.get(row["contestant"])
+        if "seconds" in row and translations:
+            row["output_tokens"] = sum(len(tokens) + 1 for tokens in translations)
             row["output_tokens_per_second"] = row["output_tokens"] * row["sentences_per_second"] / len(problem.sources)
             if "leadline" in outputs:
-                same = [a == b for a, b in zip(found, outputs["leadline"], strict=True)]
+                same = [a == b for a, b in zip(translations, outputs["leadline"], strict=True)]
                 row["same_output"] = sum(same) / len(same)
     return rows

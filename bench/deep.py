@@ -25,18 +25,18 @@ PEERS = {
 
 def contestants(size: Size, setting: Setting) -> Contestants:
     pool = make_pool(size)
-    found: Contestants = {}
+    contestants: Contestants = {}
     for step in [step for step in ours.steps(setting.device) if step != "compiled"]:
-        found[f"leadline, {step}"] = partial(ours.leadline, size, pool, setting, step)
-        found[f"leadline, {step}, recompute"] = partial(ours.leadline, size, pool, setting, step, recompute=True)
+        contestants[f"leadline, {step}"] = partial(ours.leadline, size, pool, setting, step)
+        contestants[f"leadline, {step}, recompute"] = partial(ours.leadline, size, pool, setting, step, recompute=True)
     for name, (package, make) in PEERS.items():
         if not installed(package):
             print(f"{name} is not installed", flush=True)
             continue
-        found[f"{name}, eager"] = partial(peers.work, make, size, pool, setting)
+        contestants[f"{name}, eager"] = partial(peers.work, make, size, pool, setting)
         if name != "torchscale":
-            found[f"{name}, layers compiled"] = partial(peers.work, make, size, pool, setting, "layers")
-    return found
+            contestants[f"{name}, layers compiled"] = partial(peers.work, make, size, pool, setting, "layers")
+    return contestants
 
 
 def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:

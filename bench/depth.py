@@ -38,7 +38,7 @@ from leadline.jobs.engine import execute
 from leadline.jobs.job import Job
 from leadline.model import Transformer
 from leadline.tasks.translation import collate
-from leadline.training import checkpoint
+from leadline.training import saving
 from leadline.training.checkpoint import State
 from leadline.training.step import make_step
 
@@ -88,12 +88,12 @@ def cost(size: Size, encoder: int, decoder: int) -> Row:
     seconds.append(taken)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        checkpoint.save(Path(folder), State(update=1), built, step.optimizer, keep=1)
+        saving.save(Path(folder), State(update=1), built, step.optimizer, keep=1)
         seconds.append(time.perf_counter() - began)
-    found = dict(zip(("build_seconds", "step_seconds", "save_seconds"), seconds, strict=True))
+    timed = dict(zip(("build_seconds", "step_seconds", "save_seconds"), seconds, strict=True))
     weights = sum(p.numel() for p in built.parameters())
     layers = f"{encoder}-{decoder}"
-    return {"contestant": "deepnorm", "layers": layers, "parameters": weights, **found, "grown_gib": _peak() - before}
+    return {"contestant": "deepnorm", "layers": layers, "parameters": weights, **timed, "grown_gib": _peak() - before}
 
 
 def _peak() -> float:

@@ -33,14 +33,16 @@ def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace
     rows: list[Row] = []
     notes: list[str] = []
     for recompute in (True, False):
-        found: list[Row] = []
+        of_size: list[Row] = []
         for depth in depths:
             row = {"contestant": "leadline", "layers": f"{depth}-{depth}", "recompute": "yes" if recompute else "no"}
-            row |= _expected_too_large(found, depth, setting.device) or _measured(size, depth, recompute, setting, peak)
-            found.append(row | {"depth": depth})
+            row |= _expected_too_large(of_size, depth, setting.device) or _measured(
+                size, depth, recompute, setting, peak
+            )
+            of_size.append(row | {"depth": depth})
             print(row, flush=True)
-        rows += found
-        if fit := _fit(found):
+        rows += of_size
+        if fit := _fit(of_size):
             tokens = size.batch_tokens
             notes.append(
                 f"recompute {'on' if recompute else 'off'}: activations take {fit[0] / tokens:,.0f} bytes a token and "

@@ -71,9 +71,9 @@ def tokenised(model: Path, config: Config, store: Store, split: str) -> Pairs:
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     examples = list(open_source(config.data).examples(split))
-    found = tokenizer([e.first for e in examples], [e.second for e in examples], truncation=True, max_length=LENGTH)
+    encoded = tokenizer([e.first for e in examples], [e.second for e in examples], truncation=True, max_length=LENGTH)
     names = ("input_ids", "token_type_ids")
-    inputs = [dict(zip(names, row, strict=True)) for row in zip(*(found[name] for name in names), strict=True)]
+    inputs = [dict(zip(names, row, strict=True)) for row in zip(*(encoded[name] for name in names), strict=True)]
     task = Classification(config, store)
     ours = task.read(split)
     alone = [task.pack(ours, np.array([row]), task.shape, 0, 0) for row in range(len(ours.labels))]

@@ -20,7 +20,7 @@ PEERS = {
 
 def contestants(size: Size, setting: Setting) -> Contestants:
     pool = make_pool(size)
-    found: Contestants = {
+    contestants: Contestants = {
         f"leadline, {step}": partial(ours.leadline, size, pool, setting, step) for step in ours.steps(setting.device)
     }
     for name, (package, make) in PEERS.items():
@@ -32,8 +32,8 @@ def contestants(size: Size, setting: Setting) -> Contestants:
             ways.append(("compiled", "whole"))
         if setting.device.type == "cuda" and setting.slow:
             ways.append(("compiled, CUDA graphs", "graphs"))
-        found |= {f"{name}, {way}": partial(peers.work, make, size, pool, setting, how) for way, how in ways}
-    return found
+        contestants |= {f"{name}, {way}": partial(peers.work, make, size, pool, setting, how) for way, how in ways}
+    return contestants
 
 
 def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:

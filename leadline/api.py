@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from leadline.cli.terminal import TrainingView, counting, tell
+from leadline.cli.app import open_store
+from leadline.cli.terminal import TrainingView
 from leadline.config import Config
-from leadline.data.store import Store, holds, prepare
 from leadline.training import loop
 from leadline.training import run as runs
 from leadline.training.events import OnStep
@@ -47,8 +47,6 @@ def resume(
 def _shown(run: Callable[[Sequence[OnStep]], Path], config: Config, on_step: Sequence[OnStep], progress: bool) -> Path:
     if not progress:
         return run(on_step)
-    with counting(holds(config.data.source)) as prepared:
-        store = Store(prepare(config.data, progress=prepared))  # before the bar of the training
-    tell(store.notes)
+    open_store(config)  # before the bar of the training
     with TrainingView() as view:
         return run([view, *on_step])

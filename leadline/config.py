@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,9 @@ from leadline import options
 from leadline.errors import UserError
 from leadline.options import to_dict
 from leadline.options import to_toml as to_toml
+
+LANGUAGE = r"[A-Za-z]{2,3}(?:_[A-Za-z0-9]+)*"
+DIRECTION = re.compile(rf"both|(?:X|{LANGUAGE})-(?:X|{LANGUAGE})")
 
 
 def added(default: Any, neutral: Any) -> Any:
@@ -31,16 +35,19 @@ class ModelConfig:
     decoder_layers: int = 6  # 0: no decoder
     dim: int = 512  # width of the residual stream and the embeddings
     ffn_dim: int = 1024  # width inside the feed-forward layers
-    heads: int = 4  # attention heads; they share model.dim
-    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"  # which norm the placement places
+    heads: int = 4  # attention heads; they share model.dim, unless model.head_dim says otherwise
+    # which norm the placement places; dyt: Dynamic Tanh in place of one
+    norm: Literal["layer_norm", "rms_norm", "dyt"] = "layer_norm"
     norm_eps: float = 1e-5  # added to the variance in every norm; BERT's own models have 1e-12
-    activation: Literal["relu", "gelu"] = "relu"  # in the feed-forward layers
+    # in the feed-forward layers; gelu_tanh: as in GPT-2; swiglu: SiLU(x·Wgᵀ)⊙x·Wᵀ, a third matrix of as many rows
+    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu"] = "relu"
     dropout: float = 0.1  # on embeddings and on the output of every sublayer
     attention_dropout: float = 0.0  # on the attention weights
     activation_dropout: float = 0.0  # inside the feed-forward layers, after the activation
     # the base initialisation (docs/placements.md); auto: the one the placement's constants are defined on
     init: Literal["auto", "xavier", "fairseq_2019", "fairseq_2020"] = "auto"
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"  # how positions are embedded
+    # sinusoidal and learned are added to the embeddings, rotary turns queries and keys of self-attention
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     max_length: int = 256  # the longest sequence in tokens; longer ones are counted and left out of training
     # tied: one matrix; output_tied: one a language; separate: three
     embeddings: Literal["tied", "output_tied", "separate"] = "tied"
@@ -50,6 +57,12 @@ class ModelConfig:
     classes: int = 0  # outputs of BERT's pooler on the first token; 0: none
     embed_scale: bool = added(default=True, neutral=True)  # √dim times a token's embedding; BERT's own models: without
     pooler: bool = added(default=False, neutral=False)  # BERT's pooler, also where nothing reads it yet
+    kv_heads: int = added(default=0, neutral=0)  # of keys and values, each for a group of queries; 0: as model.heads
+    head_dim: int = added(default=0, neutral=0)  # width of a head; 0: model.dim / model.heads
+    rotary_theta: float = added(default=10000.0, neutral=10000.0)  # rotary positions: the slowest wave is about 2π·this
+    # a norm of queries and keys, over each head (Qwen3) or over all heads together (OLMo 2)
+    qk_norm: Literal["none", "head", "width"] = added(default="none", neutral="none")
+    bias: bool = added(default=True, neutral=True)  # of the matrices and the layer norms of the blocks
 
     def __post_init__(self) -> None:
         if self.encoder_layers < 0 or self.decoder_layers < 0 or self.encoder_layers + self.decoder_layers == 0:
@@ -60,8 +73,18 @@ class ModelConfig:
             raise UserError(f"model.norm_eps must be above 0 and below 1, not {self.norm_eps}")
         if min(self.segments, self.classes) < 0:
             raise UserError("model.segments and model.classes must be 0 or more")
-        if self.dim % self.heads or self.dim % 2:
+        if self.dim % 2 or (self.dim % self.heads and not self.head_dim):
             raise UserError(f"model.dim={self.dim} must be even and a multiple of model.heads={self.heads}")
+        if min(self.kv_heads, self.head_dim) < 0:
+            raise UserError("model.kv_heads and model.head_dim must be 0 or more")
+        if self.heads % self.groups:
+            raise UserError(f"model.heads={self.heads} must be a multiple of model.kv_heads={self.kv_heads}")
+        if self.positions == "rotary" and (width := self.head_width) % 2:
+            raise UserError(f"rotary positions turn pairs, and a head is {width} wide: make model.head_dim even")
+        if not 1 < self.rotary_theta < math.inf:
+            raise UserError(f"model.rotary_theta must be a number above 1, not {self.rotary_theta}")
+        if self.head == "bert" and self.activation == "swiglu":
+            raise UserError("model.head=bert has no gate: choose another model.activation than swiglu")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"model.{name} must be at least 0 and below 1, not {getattr(self, name)}")
@@ -74,22 +97,29 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
-        return self.dim // self.heads
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """The corpus: where it comes from and how it becomes tokens."""
 
-    source: str = "builtin:numerals"  # builtin:NAME, text:FOLDER, hf:NAME, documents:PATH, table:PATH, prepared:FOLDER
+    # builtin:NAME, text:FOLDER, many:FOLDER, hf:NAME, documents:PATH, hf-documents:NAME, table:PATH, prepared:FOLDER
+    source: str = "builtin:numerals"
     source_lang: str = "de"  # the language to translate from: the ending of its files
     target_lang: str = "en"  # the language to translate into
     # raw: as it is; moses_normalize: normalise its punctuation; moses: tokenise it too; tokenized: it is already;
     # auto: tokenized or raw, as its first lines look
     text: Literal["raw", "moses_normalize", "moses", "tokenized", "auto"] = "raw"
     lowercase: bool = False  # put all text in lower case first
-    # how the vocabulary is learnt; WordPiece is learnt with some chance: a few tokens may differ
-    tokenizer: Literal["bpe", "wordpiece"] = "bpe"
+    # how the vocabulary is learnt; WordPiece is learnt with some chance: a few tokens may differ; byte_bpe: of bytes,
+    # for language models: any text becomes tokens and comes back as it was
+    tokenizer: Literal["bpe", "wordpiece", "byte_bpe"] = "bpe"
     vocab_size: int = 10000  # tokens to learn, of both languages together
     vocabulary: str = ""  # a tokenizer.json to use instead of learning one: vocab_size and tokenizer then mean nothing
     first: str = "sentence1"  # tables: the column of the text
@@ -99,6 +129,11 @@ class DataConfig:
     holdout: int = 0  # pairs taken out of train for each of valid and test, where a folder has none
     valid_every: int = 200  # documents: one in so many is for validation
     seed: int = 0  # of what is generated or held out
+    # many languages in one model: de-en (from de into en), X-en (all into en), en-X, both (all there are), or several
+    directions: tuple[str, ...] = added(default=(), neutral=())
+    temperature: float = added(default=1.0, neutral=1.0)  # a direction is drawn in proportion to its size^(1/this)
+    # many languages: where the model reads which language to write: first in the source, or in place of <s>
+    tag: Literal["source", "target"] = added(default="source", neutral="source")
 
     def __post_init__(self) -> None:
         if self.vocab_size < 8 or self.size < 1 or self.holdout < 0:
@@ -116,6 +151,14 @@ class DataConfig:
         for name in ("source_lang", "target_lang"):
             if "/" in getattr(self, name):
                 raise UserError(f"data.{name}={getattr(self, name)!r} is not a language: give a code such as de")
+        for direction in self.directions:
+            if not DIRECTION.fullmatch(direction):
+                raise UserError(
+                    f"data.directions: {direction!r} is not a direction: write de-en for German into English, X-en for "
+                    "all languages into English, en-X for English into all, or both"
+                )
+        if not self.temperature >= 1:
+            raise UserError(f"data.temperature must be 1 (as the data is) or more, not {self.temperature}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +170,7 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.98)  # Adam's decay rates of the mean and of the squared gradient
     eps: float = 1e-9  # Adam's: added to the root of the squared gradient
     weight_decay: float = 0.0  # of matrices; decoupled in adamw and radam, added to the gradient in adam and sgd
+    decay_embeddings: bool = added(default=True, neutral=True)  # false: weight decay leaves the embeddings out too
     momentum: float = 0.0  # sgd only
     clip: float = 0.0  # largest gradient norm; 0: no clipping
     # the learning rate after warm-up
@@ -160,15 +204,16 @@ class TrainConfig:
     epochs: int = 0  # stop after this many; 0: updates decide
     batch_tokens: int = 4096  # tokens in a packed batch; of the target, where there is one
     batch_sequences: int = 0  # classification: sequences in a batch; batch_tokens is then the most they may take
-    accumulate: int = 1  # batches summed into one update
+    accumulate: int = 1  # batches summed into one update, by however many processes
     label_smoothing: float = 0.1  # share of the probability that the target spreads over all tokens
     seed: int = 1  # of the initial weights, the order of the data, dropout and masks
     start: str = ""  # a run whose weights this one starts from
     start_checkpoint: str = "best"  # which of its checkpoints: best, last, average:K or a number
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it, else fp32; weights are fp32
-    # eager: anywhere; compiled: block by block with torch.compile; graph: captured once, the fastest, CUDA only
-    step: Literal["eager", "compiled", "graph"] = "eager"
+    # graph: captured once, the fastest, CUDA only; eager: anywhere; compiled: block by block with torch.compile;
+    # auto: graph in bf16 on an NVIDIA GPU where it can be used, else eager
+    step: Literal["auto", "eager", "compiled", "graph"] = "auto"
     recompute: bool = False  # gradient checkpointing by block: less memory, a third more work
     eval_every: int = 0  # updates between evaluations; 0: after every epoch; -1: never
     bleu_sentences: int = 0  # validation sentences translated at each evaluation; 0: none; -1: all
@@ -176,12 +221,22 @@ class TrainConfig:
     save_every: int = 0  # updates between checkpoints; 0: at evaluations only
     keep: int = 3  # recent checkpoints kept beside the best
     log_every: int = 10  # updates between lines of metrics.jsonl
+    # tokens of one update, a multiple of batch_tokens: another way to give accumulate; 0: accumulate says
+    global_tokens: int = added(default=0, neutral=0)
 
     def __post_init__(self) -> None:
         if self.updates < 0 or self.epochs < 0 or self.updates + self.epochs == 0:
             raise UserError("set train.updates or train.epochs: both are 0, so training would never stop")
         if min(self.batch_tokens, self.accumulate, self.keep, self.log_every) < 1:
             raise UserError("train.batch_tokens, accumulate, keep and log_every must be at least 1")
+        if self.global_tokens and (self.accumulate > 1 or self.batch_sequences):
+            raise UserError("train.global_tokens says how large an update is: leave accumulate and batch_sequences out")
+        if self.global_tokens < 0 or self.global_tokens % self.batch_tokens:
+            near = max(1, round(self.global_tokens / self.batch_tokens)) * self.batch_tokens
+            raise UserError(
+                f"train.global_tokens={self.global_tokens} must be a multiple of train.batch_tokens="
+                f"{self.batch_tokens}, such as {near}"
+            )
         if self.batch_sequences < 0:
             raise UserError(f"train.batch_sequences must be 0 or more, not {self.batch_sequences}")
         if self.seed < 0:
@@ -192,6 +247,11 @@ class TrainConfig:
             raise UserError("train.patience and save_every must be 0 or more, eval_every and bleu_sentences -1 or more")
         if self.patience and self.eval_every < 0:
             raise UserError("train.patience counts evaluations, and train.eval_every=-1 makes none: set either to 0")
+
+    @property
+    def micro_batches(self) -> int:
+        """Batches of one update, by all processes together."""
+        return self.global_tokens // self.batch_tokens or self.accumulate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +264,33 @@ class MaskConfig:
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
             raise UserError(f"mask.share must be above 0 and below 1, not {self.share}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LMConfig:
+    """What a language model is trained on."""
+
+    # let a sequence run on from one document into the next; else no token sees another document
+    across_documents: bool = added(default=False, neutral=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """How a language model goes on with a prompt."""
+
+    tokens: int = added(default=256, neutral=256)  # at most so many new ones; the model's length is a limit too
+    temperature: float = added(default=1.0, neutral=1.0)  # divides the logits; 0: always the most likely token
+    top_k: int = added(default=0, neutral=0)  # draw from this many of the most likely tokens; 0: from all
+    top_p: float = added(default=1.0, neutral=1.0)  # draw from the most likely tokens that together have so much
+    seed: int = added(default=1, neutral=1)  # of what is drawn; the same prompt is continued in the same way
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or min(self.top_k, self.seed) < 0:
+            raise UserError("generate.tokens must be at least 1, generate.top_k and generate.seed 0 or more")
+        if not 0 <= self.temperature <= 100:
+            raise UserError(f"generate.temperature must be from 0 to 100, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"generate.top_p must be above 0 and at most 1, not {self.top_p}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,13 +313,15 @@ class DecodeConfig:
 class Config:
     """A whole run."""
 
-    task: str = "translation"  # what is learnt: translation, masked_lm or classification
+    task: str = "translation"  # what is learnt: translation, causal_lm, masked_lm or classification
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=10))
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     mask: MaskConfig = field(default_factory=MaskConfig)
+    lm: LMConfig = field(default_factory=LMConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
 
     def set(self, **sections: dict[str, Any]) -> Config:
         """A copy with some keys changed: `config.set(optim={"lr": 1e-3}, train={"seed": 2})`."""
@@ -246,6 +335,7 @@ LATER = {
     "data.source",  # these may have moved; that they are the same is checked
     "data.vocabulary",
     *(f"decode.{option.name}" for option in dataclasses.fields(DecodeConfig)),
+    *(f"generate.{option.name}" for option in dataclasses.fields(GenerateConfig)),
     *(f"optim.{option.name}" for option in dataclasses.fields(OptimConfig) if option.name != "name"),
     *(f"train.{name}" for name in ("updates", "epochs", "device", "precision", "step", "recompute", "eval_every")),
     *(f"train.{name}" for name in ("bleu_sentences", "patience", "save_every", "keep", "log_every")),
@@ -258,15 +348,22 @@ def settings(config: Config) -> dict[str, Any]:
     An option added later is declared with `added`, and left out where it changes nothing: what was computed before it
     existed is still the same. A default that changes is another value here.
     """
+    if config.train.step == "auto" and config.train.precision == "fp32":  # which is the eager step on every machine
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, step="eager"))
     return {
-        f"{section.name}.{option.name}": value
+        f"{section.name}.{option}": value
         for section in dataclasses.fields(config)
         if dataclasses.is_dataclass(getattr(config, section.name)) and section.name != "data"
-        for option in dataclasses.fields(getattr(config, section.name))
-        for value in [getattr(getattr(config, section.name), option.name)]
-        if not ("neutral" in option.metadata and value == option.metadata["neutral"])
-        and f"{section.name}.{option.name}" not in PLACES
+        for option, value in without_neutral(getattr(config, section.name)).items()
+        if f"{section.name}.{option}" not in PLACES
     }
+
+
+def without_neutral(section: Any) -> dict[str, Any]:
+    """A section as a dictionary, without options added later that change nothing."""
+    plain = {f.name: f.metadata["neutral"] for f in dataclasses.fields(section) if "neutral" in f.metadata}
+    neutral = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+    return {name: value for name, value in to_dict(section).items() if name not in neutral or value != neutral[name]}
 
 
 def from_dict(values: dict[str, Any], kind: type = Config, where: str = "") -> Any:

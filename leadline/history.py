@@ -10,6 +10,7 @@ from typing import Any
 
 from leadline.files import parse_json
 
+CLOCK = ("seconds", "tokens_per_second", "wait_seconds", "wait_share")  # of a row: not the same in two equal trainings
 Row = dict[str, Any]  # of one update: what was measured by name; None where it was not finite
 
 

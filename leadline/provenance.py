@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import leadline
+from leadline.files import checksum, read_json
 
 # Raised when the same config on the same data computes something else than before. A result of another number is not
 # used again, and a run that goes on from one says so.
@@ -21,11 +22,11 @@ FORMAT = 2  # of run.json and result.json; 1 had neither config nor code
 @functools.cache
 def code() -> dict[str, Any]:
     """The package's version and, where it runs from its repository, the commit and whether files differ from it."""
-    found: dict[str, Any] = {"version": leadline.__version__}
+    facts: dict[str, Any] = {"version": leadline.__version__}
     # A package that was installed somewhere below another repository is not part of that one.
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is not None:
-        found |= {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain", "--", "."))}
-    return found
+        facts |= {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain", "--", "."))}
+    return facts
 
 
 def _git(*arguments: str) -> str | None:
@@ -41,3 +42,16 @@ def _git(*arguments: str) -> str | None:
 def stamp() -> dict[str, Any]:
     """What every run.json and result.json begins with."""
     return {"format": FORMAT, "numerics": NUMERICS, "code": code()}
+
+
+def facts_of(run: Path) -> dict[str, Any]:
+    """What run.json says, the config among it where it has a seal; nothing where it is missing or damaged."""
+    try:
+        facts = read_json(run / "run.json")
+        seal = facts.get("seal")
+        whole = seal is None or seal == checksum({key: value for key, value in facts.items() if key != "seal"})
+        if seal is not None and not ({"config_sha256", "replaced_sha256"} <= facts.keys() and facts["config"].keys()):
+            return {}
+    except (OSError, ValueError, AttributeError, KeyError):
+        return {}
+    return facts if whole else {}

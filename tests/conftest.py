@@ -14,7 +14,7 @@ import io
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,9 @@ def interpreted() -> None:
 def captured(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The captured step without a GPU: its kernels are interpreted and its graphs done again."""
     from leadline.kernels.fused import residual
-    from leadline.training import graph
+    from leadline.training import step
 
-    monkeypatch.setattr(graph, "require_usable", lambda device: None)
+    monkeypatch.setattr(step, "require_usable", lambda device: None)
     for name in ("ROWS", "BACK_ROWS"):
         monkeypatch.setattr(residual, name, 16)  # fewer programs, which the interpreter does one by one
 
@@ -96,13 +96,13 @@ def tiny() -> Config:
     return recipes.numerals().set(
         model={"encoder_layers": 1, "decoder_layers": 1, "dim": 16, "ffn_dim": 32, "heads": 2, "max_length": 48},
         data={"size": 300, "vocab_size": 200},
-        train={"updates": 20, "batch_tokens": 512, "eval_every": 10, "log_every": 1, "device": "cpu"},
+        train={"updates": 20, "batch_tokens": 512, "eval_every": 10, "log_every": 1, "device": "cpu", "step": "eager"},
     )
 
 
 @pytest.fixture(scope="session")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """A small BERT on 60 documents of made-up sentences: about 9 updates an epoch."""
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 documents of made-up sentences."""
     rng, path = random.Random(0), tmp_path_factory.mktemp("documents") / "text.txt"
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 7))) for _ in range(80)]
 
@@ -111,11 +111,35 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
     documents = [" ".join(sentence() for _ in range(rng.randint(1, 9))) for _ in range(60)]
     path.write_text("\n\n".join(documents), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def masked(documents: Path) -> Config:
+    """A small BERT: about 9 updates an epoch."""
     return recipes.bert_small_pre_ln().set(
         model={"encoder_layers": 1, "dim": 16, "ffn_dim": 32, "heads": 2, "max_length": 48},
-        data={"source": f"documents:{path}", "vocab_size": 120, "valid_every": 10},
-        train={"updates": 20, "batch_tokens": 512, "eval_every": 10, "log_every": 1, "device": "cpu"},
+        data={"source": f"documents:{documents}", "vocab_size": 120, "valid_every": 10},
+        train={"updates": 20, "batch_tokens": 512, "eval_every": 10, "log_every": 1, "device": "cpu", "step": "eager"},
     )
+
+
+@pytest.fixture(scope="session")
+def written(documents: Path) -> Config:
+    """A small language model: about 14 batches an epoch."""
+    return recipes.lm_small_pre_ln().set(
+        model={"decoder_layers": 1, "dim": 16, "ffn_dim": 32, "heads": 2, "max_length": 48},
+        data={"source": f"documents:{documents}", "vocab_size": 300, "valid_every": 10},
+        train={"updates": 20, "batch_tokens": 512, "eval_every": 10, "log_every": 1, "device": "cpu", "step": "eager"},
+    )
+
+
+@pytest.fixture(scope="session")
+def small_lm(written: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its run. To look at, not to change."""
+    from leadline.training.loop import train
+
+    return train(written.set(train={"updates": 2}), tmp_path_factory.mktemp("lm") / "run")
 
 
 @pytest.fixture(scope="session")
@@ -124,6 +148,22 @@ def finished(tiny: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from leadline.training.loop import train
 
     return train(tiny, tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture
+def in_process() -> Callable[..., None]:
+    """leadline.jobs.engine.execute but for its processes (see tests/jobs), of which each loads torch anew."""
+    from leadline.jobs import job as jobs
+    from leadline.jobs import worker
+
+    def execute(
+        asked: Sequence[Any], root: Path, at_once: int, on_event: Any, on_finished: Any = lambda job: None
+    ) -> None:
+        for job in jobs.unfinished(asked, root):
+            worker.work(jobs.lay_out(job, root), functools.partial(on_event, job.name))
+            on_finished(job)
+
+    return execute
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,6 @@ def test_training_shows_its_progress_unless_told_not_to(
 def test_a_folder_that_holds_a_run_is_refused_before_data_is_prepared(
     tiny: Config, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leadline.api.prepare", None)
+    monkeypatch.setattr("leadline.api.open_store", None)
     with pytest.raises(leadline.UserError, match="holds a run already"):
         leadline.train(tiny, finished)

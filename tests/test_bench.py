@@ -154,3 +154,15 @@ def test_letters_of_the_depth_benchmark_come_equally_often_and_follow_each_other
     following = {(a, b) for line in letters for a, b in pairwise(line)}
     assert len(following) == 16  # each letter has one that follows
     assert (tmp_path / "valid.de").read_text() == (tmp_path / "valid.en").read_text()
+
+
+def test_what_fits_where_agrees_with_what_one_gpu_has_measured() -> None:
+    from bench import fits
+
+    (path,) = sorted(fits.RESULTS.glob("*-memory-memory-cuda-bf16.json"))[-1:]
+    one = fits.measured(path)
+    for layers, known in one.state.items():
+        assert fits.state(fits.Shape(layers, 512), 1) / fits.GIB == pytest.approx(known, rel=0.06)
+    assert "| 500-500 | 512 | 3,675 M | 1 | 61.6 | does not fit | 74 |" in fits.table(one)
+    document = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text(encoding="utf-8")
+    assert fits.table(one) in document

@@ -65,8 +65,8 @@ def test_placements_gives_a_row_a_stack_as_json(leadline: Leadline) -> None:
         (name, stack, layers) for name in PLACEMENTS for stack, layers in (("encoder", 4), ("decoder", 2))
     ]
     for row in rows:
-        assert {f"std_{role}" for role in ROLES} <= row.keys()
-        assert ("alpha" in row) == (row["placement"] == "deepnorm")
+        assert {f"std_{role}" for role in ROLES if role != "ffn_gate"} <= row.keys()
+        assert ("alpha" in row) == (row["placement"] in ("deepnorm", "keel"))
 
 
 def test_placements_gives_deepnorms_constants_for_an_encoder_alone(leadline: Leadline) -> None:
@@ -416,6 +416,12 @@ def test_data_show_prints_text_that_looks_like_markup_as_it_is(leadline: Leadlin
     assert texts == [line for line in MARKUP for _ in ("de", "en")]
     tokens = ["".join(line.split()).replace("▁", " ").strip() for line in shown if line.startswith("    ")]
     assert tokens == texts
+
+
+def test_a_size_in_a_config_of_text_is_said_to_be_unused(leadline: Leadline, marked_up: Path) -> None:
+    path = marked_up / "config.toml"
+    size = configuration.load(path).data.size
+    assert f"data.size={size} is not used: text:" in leadline("data", "show", path).err
 
 
 def test_data_show_does_not_break_long_lines(leadline: Leadline, tiny: Config, tmp_path: Path) -> None:

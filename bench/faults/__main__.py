@@ -5,11 +5,13 @@ disk    the n-th write, flush or rename fails            identical, told (one se
 damage  a byte of any file flipped, zeroed, cut, gone    identical, told, or FAILED
 cache   three processes prepare the same data at once    whole, or FAILED
 inputs  wrong arguments, configs and files               done, told, or FAILED
+world   kill -9 of one of several processes, then again  identical, or FAILED (not part of --short)
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import tempfile
@@ -19,11 +21,24 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch loads; forked processes must not share a pool of threads
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-from bench.faults import cache, damage, disk, inputs, kills
+from bench.faults import cache, damage, disk, inputs, kills, world
 from bench.faults.subjects import RECIPES, make_text, make_whole
 
-KINDS = {"kills": kills.run, "disk": disk.run, "damage": damage.run, "cache": cache.run, "inputs": inputs.run}
-LONG = {"kills": 500, "disk": 300, "damage": 500, "cache": 100, "inputs": 5000}
+KINDS = {
+    "kills": kills.run,
+    "disk": disk.run,
+    "damage": damage.run,
+    "cache": cache.run,
+    "inputs": inputs.run,
+    "world": world.run,
+}
+LONG = {"kills": 500, "disk": 300, "damage": 500, "cache": 100, "inputs": 5000, "world": 50}
+# What commands load as they run, which torch's optimizers do too: once here, and not in each of thousands of processes.
+LOADED = (
+    "leadline.cli", "leadline.training.trained", "leadline.report.figures", "leadline.diagnose.inspect",
+    "tensorboard.summary.writer.record_writer", "matplotlib.pyplot", "sacrebleu", "rich.progress", "typer.rich_utils",
+    "torch._dynamo",
+)  # fmt: skip
 SHORT = {"kills": 2, "disk": 2, "damage": 4, "cache": 1, "inputs": 10}
 
 
@@ -34,10 +49,8 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help=f"translation alone, in seconds: {SHORT}")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    import torch  # noqa: F401
-
-    import leadline.training.loop  # noqa: F401  # everything that commands load, once
-
+    for name in LOADED:
+        importlib.import_module(name)
     failed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "two" / "down"  # what a mistake writes to ../.. is removed too
@@ -45,8 +58,8 @@ def main() -> int:
         os.environ |= {"LEADLINE_CACHE": str(folder / "cache"), "HOME": str(folder)}
         make_text(folder)
         wholes = [make_whole(task, folder) for task in list(RECIPES)[: 1 if given.short else None]]
-        for kind in given.kinds or list(KINDS):
-            count = given.count or (SHORT if given.short else LONG)[kind]
+        for kind in given.kinds or list(SHORT if given.short else KINDS):
+            count = given.count or (SHORT if given.short else LONG).get(kind, 1)
             begun = time.monotonic()
             outcomes, failures = KINDS[kind](wholes, folder, count, given.seed)
             failed += len(failures)

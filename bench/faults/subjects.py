@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.faults.process import call
 from bench.golden import text
 from leadline.files import sha256
+from leadline.history import CLOCK
 
 SMALL = "model.dim=16 model.ffn_dim=16 model.heads=2 model.max_length=32 model.encoder_layers=1"
 TRAIN = "train.batch_tokens=256 train.epochs=0 train.updates=24 train.eval_every=8 train.save_every=3 train.log_every=2"
@@ -19,7 +20,6 @@ RECIPES = {
     "masked_lm": ("bert_small_post_ln", "data.source=documents:text.txt data.vocab_size=120 data.valid_every=10"),
     "classification": ("same_meaning", "data.source=table:table data.vocab_size=150 train.batch_sequences=8"),
 }
-TIMES = ("seconds", "tokens_per_second")  # of metrics: not the same twice
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,11 @@ class Whole:
     folder: Path
     weights: str
     metrics: list[str]
+    more: str = ""  # options
 
     def train(self, out: str) -> list[str]:
         recipe, options = RECIPES[self.task]
-        settings = [word for option in f"{ALWAYS} {options}".split() for word in ("--set", option)]
+        settings = [word for option in f"{ALWAYS} {options} {self.more}".split() for word in ("--set", option)]
         return ["train", recipe, "--out", out, *settings]
 
 
@@ -62,12 +63,12 @@ def weights(run: Path) -> str:
 def metrics(run: Path) -> list[str]:
     """Its lines without times."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [json.dumps({key: value for key, value in row.items() if key not in TIMES}) for row in rows]
+    return [json.dumps({key: value for key, value in row.items() if key not in CLOCK}) for row in rows]
 
 
-def make_whole(task: str, folder: Path) -> Whole:
-    whole = Whole(task, folder / f"whole-{task}", "", [])
+def make_whole(task: str, folder: Path, more: str = "") -> Whole:
+    whole = Whole(task, folder / f"whole-{task}{more}", "", [], more)
     ended = call(whole.train(whole.folder.name), folder)
     if ended.code:
         raise RuntimeError(f"{task} does not even train undisturbed: {ended.err}")
-    return Whole(task, whole.folder, weights(whole.folder), metrics(whole.folder))
+    return replace(whole, weights=weights(whole.folder), metrics=metrics(whole.folder))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +15,11 @@ import typer
 from leadline import __version__, recipes
 from leadline import config as configuration
 from leadline.cli import keys
+from leadline.cli.terminal import counting, tell
 from leadline.config import Config
 from leadline.errors import UserError
 from leadline.files import to_json
+from leadline.world import started
 
 
 def require_values(arguments: list[str]) -> None:
@@ -55,11 +59,15 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def leadline(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
     ] = False,
 ) -> None:
     """Train deep Transformers without the warm-up lottery."""
+    command = context.invoked_subcommand
+    if command != "train" and started() and int(os.environ["WORLD_SIZE"]) > 1:
+        raise UserError(f"torchrun starts leadline train; leadline {command} is one process: start it without torchrun")
 
 
 What = Annotated[str, typer.Argument(help="A recipe (leadline recipes lists them) or the path of a config.toml.")]
@@ -91,16 +99,22 @@ def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Con
             from leadline.training.run import require_permission
 
             require_permission(config, path, allow_code)
+        elif config.data.size != configuration.DataConfig().size and not _generates(config.data.source):
+            tell([f"data.size={config.data.size} is not used: {config.data.source} is used whole"])
     config = configuration.override(config, assignments or [])
     if any(a.partition("=")[0].strip() == "data.size" for a in assignments or []):
         _require_generated(config.data.source)
     return config
 
 
-def _require_generated(source: str) -> None:
+def _generates(source: str) -> bool:
     from leadline.data.sources import parse
 
-    if parse(source).place:
+    return not parse(source).place
+
+
+def _require_generated(source: str) -> None:
+    if not _generates(source):
         raise UserError(
             f"--set data.size: it says how much a builtin source generates, and {source} is used whole: "
             "give a shorter text (head -n) for less"
@@ -120,6 +134,16 @@ def counted(config: Config) -> str:
     return holds(config.data.source)
 
 
+def open_store(config: Config, out: Path | None = None) -> Any:
+    """Its data, prepared if need be, with progress; and what is to be known of it, on stderr."""
+    from leadline.data.store import Store, prepare
+
+    with counting(counted(config)) as progress:
+        store = Store(prepare(config.data, out, progress), config.data)
+    tell(store.notes)
+    return store
+
+
 def print_json(value: Any) -> None:
     print(to_json(value, indent=1))
 
@@ -137,8 +161,10 @@ def load_run(
     sections: tuple[str, ...] = ("decode",),
 ) -> Any:
     """A run, ready to use; --set may change keys of `sections`."""
+    from leadline.training.run import read_config
     from leadline.training.trained import load
 
+    tell(filter(None, [read_config(run)[1]]))
     trained = load(run, which, device, allow_code)
     if bad := [a for a in assignments or [] if a.partition(".")[0] not in sections]:
         keys = " and ".join(f"{section}.*" for section in sections)
@@ -153,3 +179,12 @@ def override_run(config: Config, run: Path, assignments: list[str]) -> Config:
     if any(key.startswith("data.") for key in keys - {"data.vocabulary"}) and "data.vocabulary" not in keys:
         changed = changed.set(data={"vocabulary": str(run / "tokenizer.json")})
     return changed
+
+
+def stdin_lines() -> Iterator[list[str]]:
+    """The lines of stdin as they come."""
+    from leadline.data.text import lines_ready
+
+    if sys.stdin is None:
+        raise UserError("stdin is closed: pipe lines into this command, or name a file")
+    return lines_ready(sys.stdin.buffer)  # type: ignore[arg-type]  # has read1, which its type does not say

@@ -35,9 +35,14 @@ def _size(config: Config) -> dict[str, Any]:
     """Layers, width, and how many weights that makes."""
     model, vocabulary = config.model, config.data.vocab_size
     dim, ffn_dim, stacks = model.dim, model.ffn_dim, bool(model.encoder_layers) + bool(model.decoder_layers)
-    attention, feed_forward = 4 * (dim * dim + dim), 2 * dim * ffn_dim + dim + ffn_dim
-    blocks = model.encoder_layers * (attention + feed_forward) + model.decoder_layers * (2 * attention + feed_forward)
-    norms = 2 * dim * (2 * model.encoder_layers + 3 * model.decoder_layers + stacks)
+    queries, keys = model.heads * model.head_width, model.groups * model.head_width
+    gates = 2 if model.activation == "swiglu" else 1
+    attention = 2 * dim * (queries + keys) + model.bias * (queries + 2 * keys + dim)
+    feed_forward = (1 + gates) * dim * ffn_dim + model.bias * (dim + gates * ffn_dim)
+    attentions = model.encoder_layers + stacks * model.decoder_layers  # a decoder reads an encoder, if there is one
+    blocks = attentions * attention + (model.encoder_layers + model.decoder_layers) * feed_forward
+    each = 2 * dim if model.norm == "layer_norm" and model.bias else dim
+    norms = each * (attentions + model.encoder_layers + model.decoder_layers + stacks)
     tables = {"tied": 1, "output_tied": stacks, "separate": stacks + 1}[model.embeddings] * vocabulary * dim
     positions = stacks * model.max_length * dim if model.positions == "learned" else 0
     heads = dim * dim * ((model.head == "bert") + bool(model.classes or model.pooler))

@@ -52,20 +52,20 @@ def placements(
     if as_json:
         print_json(rows)
         return
-    stds = [f"std_{role}" for role in ROLES]
-    letters = {"alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω", "scale": "1/√l"}
+    roles = [role for role in ROLES if any(f"std_{role}" in row for row in rows)]
+    letters = {"alpha": "α", "beta": "β", "gamma": "γ", "omega": "ω", "lambda": "λ", "scale": "scale"}
     shown = [
         [
             str(row["placement"]),
             str(row["stack"])[:3],
             " ".join(f"{letter} {number(row[key], 3)}" for key, letter in letters.items() if key in row),
-            *(number(row.get(key, ""), 3) for key in stds),
+            *(number(row.get(f"std_{role}", ""), 3) for role in roles),
         ]
         for row in rows
     ]
     table(
         f"{layers[0]}-{layers[1]} layers, d {dim}, FFN {ffn_dim}: constants and initial std, last layer",
-        ["placement", "of", "constants", *ROLES],
+        ["placement", "of", "constants", *roles],
         shown,
     )
 
@@ -208,9 +208,14 @@ def _figure(
 
 def _with_data(base: Config, sources: list[str], several: bool) -> Config:
     """With the one of the sources that holds what it trains on; where all figures are made, perhaps none does."""
-    from leadline.data.store import holds
+    from leadline.data.store import holds, of_many
 
-    fitting = [source for source in sources if holds(source) == holds(base.data.source)]
+    many = of_many(base.data.source) or bool(base.data.directions)
+    fitting = [s for s in sources if holds(s) == holds(base.data.source) and of_many(s) == many]
     if sources and not (fitting or several):
-        raise UserError(f"--data {sources[0]} holds {holds(sources[0])}: this needs {holds(base.data.source)}")
-    return base.set(data={"source": fitting[-1]}) if fitting else base
+        given, needed = (
+            f"{holds(source)} of many languages" if of else holds(source)
+            for source, of in ((sources[0], of_many(sources[0])), (base.data.source, many))
+        )
+        raise UserError(f"--data {sources[0]} holds {given}: this needs {needed}")
+    return base.set(data={"source": fitting[-1], "directions": []}) if fitting else base

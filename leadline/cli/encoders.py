@@ -127,7 +127,7 @@ def export_command(
     which: Which = "best",
     allow_code: AllowCode = False,
 ) -> None:
-    """Write a run as a folder that Hugging Face's transformers opens: BERT, or RoBERTa-PreLayerNorm for Pre-LN."""
+    """Write a run as a folder that Hugging Face's transformers opens: as BERT, GPT-2, OPT, Llama and others."""
     from leadline.exchange import huggingface
     from leadline.training.run import labels_of
 
@@ -140,14 +140,15 @@ def export_command(
 
 @app.command("import")
 def import_command(
-    folder: Annotated[Path, typer.Argument(help="A folder saved by transformers: BERT or RoBERTa-PreLayerNorm.")],
+    folder: Annotated[Path, typer.Argument(help="Saved by transformers: BERT, GPT-2, OPT, Llama, Qwen3, OLMo 2.")],
     out: Annotated[Path, typer.Argument(help="The run folder to make.")],
 ) -> None:
-    """Make a run of a Hugging Face folder (config.json, model.safetensors and a tokenizer), to fine-tune it."""
+    """Make a run of a Hugging Face folder (config.json, model.safetensors and a tokenizer), to train it further."""
     from leadline.exchange import huggingface
 
     notes = huggingface.load(folder, out)
     answer.print(f"{out}: a run of {huggingface.architecture(folder)}", soft_wrap=True)
     for note in notes:
         screen.print(note, soft_wrap=True)
-    answer.print(f"next: leadline finetune {out} --task FILE", soft_wrap=True)
+    next_step = f"finetune {out} --task FILE" if huggingface.is_encoder(folder) else f"generate {out} TEXT"
+    answer.print(f"next: leadline {next_step}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from leadline.training.events import Event
+from leadline.world import started
 
 # Text is shown as it is: "[bold]" in a sentence is not an instruction.
-screen = Console(stderr=True, highlight=False, markup=False, emoji=False)
+# Of several processes of one training the first speaks.
+quiet = started() and os.environ["RANK"] != "0"
+screen = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=quiet)
 answer = Console(highlight=False, markup=False, emoji=False)
 
 TABLE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")  # a space between columns, a rule under the heads
@@ -41,6 +45,7 @@ def _facts(row: dict[str, float]) -> str:
         return f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  grad {row['grad_norm']:.2f}  {speed}"
     text = f"valid {row['valid_nll']:.3f} nats " + ("an example" if "valid_matthews" in row else "a token")
     text += f"  BLEU {row['valid_bleu']:.1f}" if "valid_bleu" in row else ""
+    text += f"  {row['valid_bits_per_byte']:.3f} bits a byte" if "valid_bits_per_byte" in row else ""
     return text + (f"  accuracy {row['valid_accuracy']:.3f}" if "valid_accuracy" in row else "")
 
 
@@ -133,13 +138,13 @@ def tell(notes: Iterable[str]) -> None:
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """Text columns to the left, numbers to the right."""
-    found = Table(title=title, title_justify="left", box=TABLE, show_edge=False, padding=0)
+    shown = Table(title=title, title_justify="left", box=TABLE, show_edge=False, padding=0)
     for i, column in enumerate(columns):
         numeric = all(row[i][:1].isdigit() for row in rows if row[i])
-        found.add_column(column, justify="right" if numeric else "left", no_wrap=not numeric)
+        shown.add_column(column, justify="right" if numeric else "left", no_wrap=not numeric)
     for row in rows:
-        found.add_row(*row)
-    answer.print(found)
+        shown.add_row(*row)
+    answer.print(shown)
 
 
 def definitions(rows: list[tuple[str, str]]) -> None:

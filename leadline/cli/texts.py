@@ -12,11 +12,11 @@ from leadline.cli.app import (
     Set,
     What,
     config_of,
-    counted,
     data,
+    open_store,
     print_json,
 )
-from leadline.cli.terminal import answer, counting, tell
+from leadline.cli.terminal import answer
 
 
 @data.command("prepare")
@@ -27,12 +27,8 @@ def data_prepare(
     as_json: Json = False,
 ) -> None:
     """Turn text into tokens, once: what has not changed is used again."""
-    from leadline.data.store import Store, prepare
-
     config = config_of(what, assignments, allow_code=True)
-    with counting(counted(config)) as progress:
-        store = Store(prepare(config.data, out, progress), config.data)
-    tell(store.notes)
+    store = open_store(config, out)
     facts = {"folder": str(store.folder), "vocab_size": store.manifest["vocab_size"]}
     splits = store.manifest["splits"]
     if as_json:
@@ -57,12 +53,8 @@ def data_show(
     as_json: Json = False,
 ) -> None:
     """Show pairs, labelled examples or documents as the model sees them: text and tokens."""
-    from leadline.data.store import Store, prepare
-
     config = config_of(what, assignments, allow_code=True)
-    with counting(counted(config)) as progress:
-        store = Store(prepare(config.data, progress=progress), config.data)
-    tell(store.notes)
+    store = open_store(config)
     shown = store.first(split, count)
     name = store.tokenizer.piece
     texts = [store.tokenizer.decode([side.tolist() for side in pair]) for pair in shown]

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from leadline import config as configuration
-from leadline import history, options
+from leadline import evaluations, history, options
 from leadline.cli.app import (
     AllowCode,
     Device,
@@ -27,12 +27,16 @@ from leadline.cli.app import (
     counted,
     load_run,
     number,
+    open_store,
     print_json,
+    stdin_lines,
 )
 from leadline.cli.terminal import TrainingView, answer, counting, screen, sentences_bar, table, tell
+from leadline.cli.translations import print_by_direction
 from leadline.config import Config
 from leadline.errors import UserError
 from leadline.files import to_json, written
+from leadline.world import join, restarted
 
 
 @app.command()
@@ -130,16 +134,18 @@ def train(
 ) -> None:
     """Train a model into a run folder, or resume one: leadline train --resume RUN [--set train.updates=…]."""
     from leadline import tasks
-    from leadline.data.store import Store, prepare
     from leadline.diagnose.watch import Watch
     from leadline.placement import find
     from leadline.training import checkpoint, loop
     from leadline.training import run as runs
 
+    world = join()
     if (what is None) == (resume is None):
         raise UserError("say what to train: a recipe or a config.toml, or --resume RUN")
     if resume and out:
         raise UserError("--resume goes on in the folder of the run: leave --out out")
+    if out and restarted() and runs.is_run(out):
+        what, assignments, resume = None, None, out  # torchrun has started it again: it goes on
     folder = resume or out or runs.default_folder(Path(what or "").stem)
     given = assignments or []
     config, notes = _asked(what, given, allow_code) if what else (_going_on(folder, given, allow_code), [])
@@ -149,15 +155,16 @@ def train(
     elif watch is None and (watch := runs.watch_of(folder)):
         notes.append(f"its layers are looked at every {watch} updates, as before (--watch 0: not)")
     tell(notes)
-    with counting(counted(config)) as progress:
-        store = Store(prepare(config.data, progress=progress), config.data)  # before the bar of the training
-    tell(store.notes)
+    store = open_store(config)  # before the bar of the training
     with TrainingView() as view:
         on_step: list[Any] = [view, Watch(watch)] if watch else [view]
         if resume:
             loop.resume(folder, on_step, config=config, allow_code=allow_code)
         else:
             loop.train(config, folder, on_step)
+    world.leave()
+    if not world.leads:
+        return
     rows = history.read(folder).rows
     last: dict[str, Any] = next((row for row in reversed(rows) if "valid_nll" in row), {})
     best = checkpoint.best(folder)
@@ -168,31 +175,54 @@ def train(
         loss = f"{last['valid_nll']:.4f} nats {task.unit}" if last else ""
         told = f"valid loss {loss}, best checkpoint {best}" if last else "not evaluated"
         answer.print(f"{folder}: {told}", soft_wrap=True, markup=False)
-        uses = "".join(f", or echo … | leadline {command} {folder}" for command in task.commands)
+        to = " --to LANGUAGE" if store.data.directions else ""
+        uses = "".join(f", or echo … | leadline {command} {folder}{to}" for command in task.commands)
         answer.print(f"next: leadline evaluate {folder}{uses}", soft_wrap=True)
 
 
 @app.command()
 def evaluate(
     run: RunFolder,
-    split: Annotated[str | None, typer.Option(help="valid or test; test if not given, where there is one.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="valid or test, of many languages also zero or flores; test if not given, if there is one."),
+    ] = None,
+    directions: Annotated[
+        str | None, typer.Option(help="Of many languages: X-en, en-X, zero (not trained), or several: de-en,en-fr.")
+    ] = None,
     which: Which = "best",
     assignments: SetDecode = None,
     device: Device = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run: its loss, and for a translator sacreBLEU and chrF with their signatures."""
+    """Evaluate a run: its loss, and for a translator sacreBLEU and chrF with their signatures.
+
+    Of many languages a table by direction, which is also written to RUN/evaluations; with --directions, --checkpoint or
+    --set under a name of its own, and with --directions without the loss, which is of all directions.
+    """
     trained = load_run(run, which, device, assignments, allow_code, ("decode", "data"))
+    if directions and not trained.tokenizer.config.directions:
+        raise UserError(f"--directions is for a run of many languages, and {run} is not one: leave it out")
     with counting(counted(trained.config)) as progress:
         task = trained.task(progress)
     tell(task.store.notes)
     split = split or ("test" if "test" in task.store.manifest["splits"] else "valid")
-    scores = task.evaluate(trained.model, split)
-    if sentences := task.scored(split):
+    wanted = directions.split(",") if directions else []
+    sentences = task.scored(split, wanted)
+    has_loss = not wanted and (split in task.store.manifest["splits"] or not sentences)
+    scores = task.evaluate(trained.model, split) if has_loss else {}
+    if sentences:
         with sentences_bar(sentences) as advance:
-            scores |= task.scores(trained.model, split, on_done=advance)
-    _print_facts({"run": str(run), "split": split, "checkpoint": trained.checkpoint} | scores, as_json)
+            scores |= task.scores(trained.model, split, on_done=advance, directions=wanted)
+    facts = {"run": str(run), "split": split, "checkpoint": trained.checkpoint} | scores
+    if "by_direction" in facts:
+        other = [] if which == "best" else ["checkpoint", which]
+        tell(evaluations.write(run, facts, ["+".join(wanted)] * bool(wanted) + other + (assignments or [])))
+    if "by_direction" in facts and not as_json:
+        print_by_direction(facts)
+        facts = {key: value for key, value in facts.items() if key not in ("by_direction", "by_origin", "signatures")}
+    _print_facts(facts, as_json)
 
 
 @app.command()
@@ -202,6 +232,7 @@ def translate(
         Path | None, typer.Option("--input", "-i", help="A file of sentences; stdin if not given.")
     ] = None,
     target: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; stdout if not given.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Of many languages, the one to translate into: fr.")] = None,
     which: Which = "best",
     assignments: SetDecode = None,
     device: Device = None,
@@ -209,7 +240,8 @@ def translate(
     as_json: Json = False,
 ) -> None:
     """Translate line by line: a file, or stdin as it comes."""
-    translator = load_run(run, which, device, assignments, allow_code).translator()
+    trained = load_run(run, which, device, assignments, allow_code)
+    translator = (trained.into(to) if to else trained).translator()
     with written(target) if target else contextlib.nullcontext(sys.stdout) as out:
         for asked, translated in _translations(translator, source):
             for left, right in zip(asked, translated, strict=True):
@@ -228,7 +260,7 @@ def _translations(translator: Any, source: Path | None) -> Iterator[tuple[list[s
         with sentences_bar(len(lines)) as advance:
             yield lines, translator.translate(lines, advance)
     else:
-        for chunk in _stdin():
+        for chunk in stdin_lines():
             yield chunk, translator.translate(chunk)
 
 
@@ -246,7 +278,9 @@ def score(
     from leadline.data.text import lines_of
     from leadline.scores import bleu_and_chrf
 
-    outputs = [line for chunk in _stdin() for line in chunk] if str(hypotheses) == "-" else list(lines_of(hypotheses))
+    outputs = (
+        [line for chunk in stdin_lines() for line in chunk] if str(hypotheses) == "-" else list(lines_of(hypotheses))
+    )
     expected = list(lines_of(references))
     if len(outputs) != len(expected):
         counts = f"{hypotheses} has {len(outputs):,} lines and {references} {len(expected):,}"
@@ -262,11 +296,3 @@ def _print_facts(facts: dict[str, Any], as_json: bool) -> None:
         return
     for key, value in facts.items():
         answer.print(f"{key:<26}{number(value, 4)}", soft_wrap=True)
-
-
-def _stdin() -> Iterator[list[str]]:
-    from leadline.data.text import lines_ready
-
-    if sys.stdin is None:
-        raise UserError("stdin is closed: pipe lines into this command, or name a file")
-    return lines_ready(sys.stdin.buffer)  # type: ignore[arg-type]  # has read1, which its type does not say

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import and_
+from typing import Any
 
 import numpy as np
 
 AHEAD = 128  # rows looked through for one that fits in what room is left
+PACKS = 1 << 14  # sorted at once
 
 
 @dataclass(frozen=True)
@@ -34,65 +34,127 @@ def shape_for(lengths: np.ndarray, batch_tokens: int) -> Shape:
     return Shape((max(size, int(lengths[:, 0].max())), batch_tokens), sequences=max(1, batch_tokens // 4))
 
 
-def plan(lengths: np.ndarray, shape: Shape, order: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+class Plan(Sequence[np.ndarray]):
+    """The rows of every batch. Millions of them are one array, and a batch a piece of it."""
+
+    def __init__(self, rows: np.ndarray, ends: np.ndarray, turns: np.ndarray | None = None) -> None:
+        """`rows` of all packs, where each pack ends there, and the packs in another order than theirs."""
+        self.rows, self.ends = rows, np.concatenate([[0], ends])
+        self.turns = np.arange(len(ends)) if turns is None else turns
+
+    def __len__(self) -> int:
+        return len(self.turns)
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            return [self[i] for i in range(*which.indices(len(self)))]
+        pack = self.turns[which]
+        return self.rows[self.ends[pack] : self.ends[pack + 1]].astype(np.int64)
+
+
+def whole_type(most: int) -> type[np.unsignedinteger]:
+    """The smallest of the usual types for whole numbers up to `most`."""
+    return np.uint16 if most < 1 << 16 else np.uint32 if most < 1 << 32 else np.uint64
+
+
+def plan(lengths: np.ndarray, shape: Shape, order: Sequence[int] | np.ndarray) -> Plan:
     """Rows of each batch: as many as fit, in `order`, and in the room left the longest that fits of those to come.
 
     `lengths` [rows, sides] are tokens; the last side says which is the longest. `order` may name a row more than once.
     The loop is over batches, so that the device does not wait long for the first batch of an epoch.
     """
-    order = np.asarray(order, dtype=np.int64)
+    order = np.asarray(order, dtype=None if isinstance(order, np.ndarray) else np.int64)
     if not len(order):
-        return []
-    tokens = np.ascontiguousarray(lengths[order].T)
-    if (tokens.max(1) > shape.sides).any():
-        raise ValueError(f"rows of up to {' and '.join(map(str, tokens.max(1)))} tokens do not fit in {shape}")
-    # A row takes its tokens of each side, and one of the sequences.
-    takes = [*tokens, np.broadcast_to(1, len(order))]
-    sizes = [*shape.sides, shape.sequences]
-    # What is taken before each row; a memoryview gives plain numbers at once, without a list of them all.
-    before = [*(np.concatenate([[0], np.cumsum(side)]).data for side in tokens), range(len(order) + 1)]
-    untaken = tokens[-1].copy()  # 0 for rows taken ahead of their turn
+        return Plan(order, order)
+    sides = [lengths[:, side][order] for side in range(lengths.shape[1])]
+    longest = [int(side.max()) for side in sides]
+    if any(most > size for most, size in zip(longest, shape.sides, strict=True)):
+        raise ValueError(f"rows of up to {' and '.join(map(str, longest))} tokens do not fit in {shape}")
+    sides = [side.astype(whole_type(most), copy=False) for side, most in zip(sides, longest, strict=True)]
+    begins, taken, takers = _packs(sides, shape)
+    pack_of = np.repeat(np.arange(len(begins), dtype=np.uint32), np.diff(begins, append=len(order)))
+    pack_of[taken] = takers
+    rows = _sorted(order, np.maximum.reduce(sides), pack_of, begins)
+    return Plan(rows, np.cumsum(np.bincount(pack_of)))
+
+
+def _packs(sides: list[np.ndarray], shape: Shape) -> tuple[list[int], list[int], list[int]]:
+    """Where each pack begins; rows that are taken ahead of their turn, and the packs that take them."""
+    count, sizes = len(sides[0]), [*shape.sides, shape.sequences]
+    # What is taken before each row, of tokens and of sequences; a memoryview gives plain numbers at once, without a
+    # list of them all.
+    before: list[Any] = [*(_totals(side).data for side in sides), range(count + 1)]
+    *others, last = [*sides[:-1], sides[-1].copy()]  # of the last side 0 for rows that are taken
     begins: list[int] = []
     taken: list[int] = []
-    takers: list[int] = []  # the packs that took them
+    takers: list[int] = []
     waiting: list[int] = []  # rows taken whose turn is still to come, the next first
     end = 0
-    while end < len(order):
+    while end < count:
         begin = end
         full = [total[begin] + size for total, size in zip(before, sizes, strict=True)]
         end = _first_beyond(full, before, begin)
         while waiting and waiting[0] <= end:  # not in this pack: there is room for as much more
             row = waiting.pop(0)
-            full = [most + int(take[row]) for most, take in zip(full, takes, strict=True)]
+            full = [most + int(side[row]) for most, side in zip(full, sides, strict=False)] + [full[-1] + 1]
             end = _first_beyond(full, before, end)
         room = [most - total[end] for most, total in zip(full, before, strict=True)]
         ahead = slice(end + 1, end + 1 + AHEAD)
-        while min(room) > 0 and ahead.start < len(order):
-            fits = reduce(and_, (take[ahead] <= left for take, left in zip(takes, room, strict=True)))
-            fitting = untaken[ahead] * fits
-            row = ahead.start + int(fitting.argmax())
-            if not fitting[row - ahead.start]:
+        window, beside = last[ahead], [side[ahead] for side in others]
+        while min(room) > 0 and len(window):
+            fitting = window * (window <= room[-2])
+            for side, left in zip(beside, room, strict=False):
+                fitting *= side <= left
+            place = int(fitting.argmax())
+            if not fitting[place]:
                 break
-            room = [left - int(take[row]) for left, take in zip(room, takes, strict=True)]
-            untaken[row] = 0
+            row = ahead.start + place
+            room = [left - int(side[row]) for left, side in zip(room, sides, strict=False)] + [room[-1] - 1]
+            window[place] = 0
             taken.append(row)
             takers.append(len(begins))
             insort(waiting, row)
         begins.append(begin)
-    pack_of = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(order)))
-    pack_of[taken] = takers
-    # In the smallest type, because numpy sorts 16 bits several times faster than 64.
-    keys = [key.astype(np.min_scalar_type(key.max())) for key in (tokens.max(0), pack_of)]
-    return np.split(order[np.lexsort(keys)], np.cumsum(np.bincount(pack_of))[:-1])
+    return begins, taken, takers
 
 
-def _first_beyond(full: list[int], before: Sequence[Sequence[int]], begin: int) -> int:
+def _totals(side: np.ndarray) -> np.ndarray:
+    """0, and the sum up to each."""
+    totals = np.zeros(len(side) + 1, dtype=whole_type(int(side.sum())))
+    np.cumsum(side, out=totals[1:])
+    return totals
+
+
+def _first_beyond(full: list[int], before: Sequence[Any], begin: int) -> int:
     """The first row from `begin` on with which more than `full` would be taken."""
-    return min(bisect_right(total, most, begin) for total, most in zip(before, full, strict=True)) - 1
+    end = min(full[-1], len(before[-1]) - 1)  # a sequence a row
+    for total, most in zip(before[:-1], full, strict=False):
+        end = bisect_right(total, most, begin, end + 1) - 1
+    return end
 
 
-def epoch_plan(lengths: np.ndarray, shape: Shape, seed: int, epoch: int) -> list[np.ndarray]:
-    """The batches of a training epoch, rows and batches in an order drawn from (seed, epoch)."""
+def _sorted(order: np.ndarray, longest: np.ndarray, pack_of: np.ndarray, begins: list[int]) -> np.ndarray:
+    """`order` by pack, and in a pack by length.
+
+    Some packs at a time: they take nothing from further than AHEAD behind them, and numpy sorts numbers of 16 bits
+    several times faster than larger ones.
+    """
+    rows, done = np.empty_like(order), 0
+    for first in range(0, len(begins), PACKS):
+        behind = first + PACKS
+        end = begins[behind] + AHEAD + 1 if behind < len(begins) else len(order)
+        some = slice(begins[first], end)
+        ours = np.flatnonzero((pack_of[some] >= first) & (pack_of[some] < behind)) + some.start
+        keys = longest[ours], (pack_of[ours] - np.uint32(first)).astype(np.uint16)
+        rows[done : done + len(ours)] = order[ours[np.lexsort(keys)]]
+        done += len(ours)
+    return rows
+
+
+def epoch_plan(lengths: np.ndarray, shape: Shape, seed: int, epoch: int, drawn: np.ndarray | None = None) -> Plan:
+    """The batches of a training epoch, rows and batches in an order drawn from (seed, epoch); all rows, or `drawn`."""
     rng = np.random.default_rng((seed, epoch))
-    batches = plan(lengths, shape, rng.permutation(len(lengths)))
-    return [batches[i] for i in rng.permutation(len(batches))]
+    order = np.arange(len(lengths), dtype=whole_type(len(lengths))) if drawn is None else drawn.copy()
+    rng.shuffle(order)
+    planned = plan(lengths, shape, order)
+    return Plan(planned.rows, planned.ends[1:], rng.permutation(len(planned)))

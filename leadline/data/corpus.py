@@ -6,6 +6,9 @@
 
 A shard's last file is `block-00000.json`, what it holds. Whoever finds it there does not make the shard again, so that
 work that was killed goes on behind its finished shards. Documents longer than two blocks are cut.
+
+With a byte-level vocabulary a document is its paragraphs with line ends between them, to the byte, and behind them an
+end of text; a "sentence" is then a paragraph.
 """
 
 from __future__ import annotations
@@ -32,10 +35,11 @@ from leadline import machine
 from leadline.config import DataConfig
 from leadline.data.documents import Documents, Paragraph
 from leadline.data.making import Unfinished
+from leadline.data.ngram import baseline
 from leadline.data.sentences import splitter
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
-from leadline.files import sync, write_json
+from leadline.files import read_json, sync, write_json
 
 BLOCK = 1 << 23  # characters of a shard
 CHUNK = 2048  # sentences encoded at once
@@ -108,44 +112,47 @@ def blocks(paragraphs: Iterable[Paragraph]) -> Iterator[Block]:
 def build(folder: Path, config: DataConfig, source: Documents, progress: Any) -> dict[str, Any]:
     """Fill a folder, or go on filling it; what the manifest says of it."""
     progress("looking through the text", 0)
-    found = survey(source, config)
+    surveyed = survey(source, config)
     if not (folder / "tokenizer.json").exists():
-        lines = _sample(source, config, found, progress)
+        lines = _sample(source, config, surveyed, progress)
         learn(lines, config, documents=True).save(str(folder / "tokenizer.json.tmp"))
         sync(folder / "tokenizer.json.tmp")
         (folder / "tokenizer.json.tmp").rename(folder / "tokenizer.json")
-    write_json(folder / "work.json", {"data": configuration.to_dict(config), "documents": found.documents})
+    write_json(folder / "work.json", {"data": configuration.to_dict(config), "documents": surveyed.documents})
     todo = (
         {"number": number, "documents": block}
         for number, block in enumerate(blocks(source.paragraphs()))
         if not _marker(folder, number).exists()
     )
-    processes = min(machine.cores(), math.ceil(found.characters / BLOCK))
+    processes = min(machine.cores(), math.ceil(surveyed.characters / BLOCK))
     done = _by_processes(folder, todo, processes) if processes > 1 else _alone(folder, todo)
     for counts in done:
         progress("encoding documents", counts["train"]["documents"] + counts["valid"]["documents"])
     facts = _totals(folder)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json", config)
+    compared = {}
+    if tokenizer.exact:
+        progress("counting trigrams, to compare with", 0)
+        train, valid = ([s.tokens for s in read(folder, name, facts[name]["shards"])] for name in ("train", "valid"))
+        compared = {"trigrams": baseline(train, valid, tokenizer.byte_lengths(), tokenizer.end_of_text)}
     # What a process that was killed left half written goes too.
     for path in [folder / "work.json", *folder.glob("block-*.json"), *folder.glob(".*")]:
         path.unlink()
-    return {
-        "vocab_size": Tokenizer.load(folder / "tokenizer.json", config).vocab_size,
-        "splits": facts,
-    }
+    return {"vocab_size": tokenizer.vocab_size, "splits": facts} | compared
 
 
 def lines(source: Documents) -> Iterator[str]:
     return (text for _, text in source.paragraphs())
 
 
-def _sample(source: Documents, config: DataConfig, found: Survey, progress: Any) -> Iterator[str]:
+def _sample(source: Documents, config: DataConfig, surveyed: Survey, progress: Any) -> Iterator[str]:
     """What the vocabulary is learnt on: paragraphs of train at equal distances."""
-    distance = math.ceil(found.characters / LEARN_ON)
+    distance = math.ceil(surveyed.characters / LEARN_ON)
     for number, (document, text) in enumerate(source.paragraphs()):
-        if number % distance == 0 and not is_valid(document, found.documents, config):
+        if number % distance == 0 and not is_valid(document, surveyed.documents, config):
             if number // distance % CHUNK == 0:
                 progress("learning the vocabulary", CHUNK)
-            yield clean(text, config, config.source_lang)
+            yield text if config.tokenizer == "byte_bpe" else clean(text, config, config.source_lang)
 
 
 def _marker(folder: Path, number: int) -> Path:
@@ -154,7 +161,7 @@ def _marker(folder: Path, number: int) -> Path:
 
 def _totals(folder: Path) -> dict[str, Any]:
     """Of all blocks."""
-    facts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("block-*.json"))]
+    facts = [read_json(path) for path in sorted(folder.glob("block-*.json"))]
     totals: dict[str, Any] = {}
     for split in ("train", "valid"):
         counts = [fact[split] for fact in facts]
@@ -224,7 +231,7 @@ class _Encoder:
     """Blocks of text to shards in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        work = json.loads((folder / "work.json").read_text(encoding="utf-8"))
+        work = read_json(folder / "work.json")
         self.folder, self.documents = folder, work["documents"]
         self.config: DataConfig = configuration.from_dict(work["data"], DataConfig, "data.")
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json", self.config)
@@ -253,8 +260,7 @@ class _Encoder:
         sentences: Iterator[tuple[int, str]] = (
             (number, sentence)
             for number, paragraphs in enumerate(documents)
-            for paragraph in paragraphs
-            for sentence in self.split(paragraph)
+            for sentence in self._sentences(paragraphs)
         )
         parts, lengths, owners = [np.zeros(0, self.kind)], list[int](), list[int]()
         while some := list(itertools.islice(sentences, CHUNK)):
@@ -264,7 +270,22 @@ class _Encoder:
             owners += [number for (number, _), tokens in zip(some, encoded, strict=True) if tokens]
         ends = np.cumsum(lengths, dtype=np.int64).astype(np.uint32)
         counts = np.bincount(np.array(owners, dtype=np.int64))
-        return Shard(np.concatenate(parts), ends, np.cumsum(counts[counts > 0]).astype(np.uint32))
+        shard = Shard(np.concatenate(parts), ends, np.cumsum(counts[counts > 0]).astype(np.uint32))
+        return ended(shard, self.tokenizer.end_of_text) if self.tokenizer.exact else shard
+
+    def _sentences(self, paragraphs: list[str]) -> Iterable[str]:
+        if self.tokenizer.exact:
+            return [*(f"{paragraph}\n" for paragraph in paragraphs[:-1]), paragraphs[-1]]
+        return itertools.chain.from_iterable(map(self.split, paragraphs))
+
+
+def ended(shard: Shard, end: int) -> Shard:
+    """With the token `end` behind every document, as the last of its last sentence."""
+    lasts = shard.documents.astype(np.int64) - 1
+    is_last = np.zeros(len(shard.ends), dtype=np.int64)
+    is_last[lasts] = 1
+    tokens = np.insert(shard.tokens, shard.ends[lasts].astype(np.int64), end)
+    return Shard(tokens, (shard.ends + np.cumsum(is_last)).astype(np.uint32), shard.documents)
 
 
 def _save(path: Path, array: np.ndarray) -> None:

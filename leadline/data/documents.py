@@ -1,5 +1,6 @@
 """Documents: a source gives (number of the document, paragraph) in order, as a stream.
 
+hf-documents:NAME_OR_PATH  the rows of a dataset's train split, a document each; its column `text`, a line a paragraph
 documents:PATH  a file or a folder of files (all of them, in the order of their names); plain, .gz or .xz.
                 A line is a paragraph. Blank lines separate documents; in a file that begins with a title
                 `= Title =`, as Wikipedia and WikiText are often written, titles do and blank lines mean nothing
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from leadline.config import DataConfig
+from leadline.data import hub
 from leadline.data.remembered import fingerprint
 from leadline.data.text import LONGEST, lines_of
 from leadline.errors import UserError
@@ -53,6 +55,25 @@ class TextDocuments:
             for begins, text in _of_lines(lines_of(path, cut_at=LONGEST)):
                 number += begins
                 yield number, text
+
+
+class HubDocuments:
+    def __init__(self, name: str, config: DataConfig) -> None:
+        self.name, self.config = name, config
+        self.rows = hub.load(name, needed=("train",))["train"]
+        if "text" not in self.rows.column_names:
+            raise UserError(f"the dataset {name!r} has no column text, only {', '.join(self.rows.column_names)}")
+
+    def fingerprint(self) -> str:
+        return str(self.rows._fingerprint)
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        number = -1
+        for row in self.rows:
+            lines = [line.rstrip("\r") for line in (row["text"] or "").split("\n")]
+            some = [line for line in lines if line and not line.isspace()]
+            number += bool(some)
+            yield from ((number, line) for line in some)
 
 
 def _of_lines(lines: Iterator[str]) -> Iterator[tuple[bool, str]]:

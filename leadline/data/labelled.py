@@ -51,10 +51,10 @@ def _texts(examples: list[Example], config: DataConfig) -> Iterator[str]:
 
 def _labels(examples: list[Example], config: DataConfig) -> list[str]:
     """Of the training split, numbers in their order and names in theirs."""
-    found = sorted({example.label for example in examples}, key=_order)
-    if len(found) < 2:
-        raise UserError(f"all examples of train have the label {found[0]!r}: is data.label={config.label!r} right?")
-    return found
+    labels = sorted({example.label for example in examples}, key=_order)
+    if len(labels) < 2:
+        raise UserError(f"all examples of train have the label {labels[0]!r}: is data.label={config.label!r} right?")
+    return labels
 
 
 def _order(label: str) -> tuple[float, str]:

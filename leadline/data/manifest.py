@@ -13,14 +13,16 @@ from typing import Any
 from leadline.data.remembered import remembered
 from leadline.data.sources import FORMS
 from leadline.errors import UserError
-from leadline.files import checksum, sha256
+from leadline.files import checksum, read_json, sha256
 
 FORMAT = 1
-# What manifests hold; those of earlier versions lack the last four.
+# What manifests hold; those of earlier versions lack the last six, only those of language models have trigrams and only
+# those of many languages have directions.
 TYPES: dict[str, type] = {
     "format": int, "key": str, "data": dict, "splits": dict, "vocab_size": int, "sha256": dict,
-    "holds": str, "labels": list, "notes": list, "checksum": str,
+    "holds": str, "labels": list, "notes": list, "checksum": str, "trigrams": dict, "directions": dict,
 }  # fmt: skip
+TRIGRAMS = ("nll", "bits_per_byte")
 NEEDED = ("format", "key", "data", "splits", "vocab_size", "sha256")
 
 
@@ -33,8 +35,8 @@ class Damaged(UserError):
 
 
 def write(folder: Path, facts: dict[str, Any]) -> None:
-    """Of all the files that are there."""
-    hashes = {path.name: sha256(path) for path in sorted(folder.iterdir())}
+    """Of all the other files that are there; one that an earlier attempt has left is written anew."""
+    hashes = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name != "manifest.json"}
     manifest = {"format": FORMAT, **facts, "sha256": hashes}
     manifest["checksum"] = checksum(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -43,8 +45,8 @@ def write(folder: Path, facts: dict[str, Any]) -> None:
 def read(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        manifest = read_json(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"{folder} is not prepared data ({error}): make it with leadline data prepare") from None
     if not isinstance(manifest, dict) or not manifest.keys() >= set(NEEDED):
         raise UserError(f"{folder} is not prepared data: make it with leadline data prepare")
@@ -61,10 +63,24 @@ def read(folder: Path) -> dict[str, Any]:
         raise Damaged(path, f"'holds' cannot be {holds!r}")
     if not all(Path(name).name == name and isinstance(value, str) for name, value in hashes.items()):
         raise Damaged(path, "'sha256' does not name files")
+    if "trigrams" in manifest and [type(manifest["trigrams"].get(name)) for name in TRIGRAMS] != [float, float]:
+        raise Damaged(path, "'trigrams' are not losses")
     for split, counts in manifest["splits"].items():
         if not _are_counts(counts, holds, len(hashes)):
             raise Damaged(path, f"what it says of {split} makes no sense")
+    for split, sizes in manifest.get("directions", {}).items():
+        if not _divide(sizes, manifest["splits"].get(split)):
+            raise Damaged(path, f"what it says of the directions of {split} makes no sense")
     return manifest
+
+
+def _divide(sizes: Any, counts: Any) -> bool:
+    """Whether they are the rows of directions, and together those of the split, where it has tokens."""
+    return (
+        isinstance(sizes, dict)
+        and all(type(rows) is int and rows >= 0 for rows in sizes.values())
+        and (counts is None or sum(sizes.values()) == counts["rows"])
+    )
 
 
 def _are_counts(counts: Any, holds: str, files: int) -> bool:

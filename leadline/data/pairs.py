@@ -1,9 +1,12 @@
 """Pairs of sentences: a source gives (source line, target line) of a split, as a stream.
 
 builtin:numerals   number words, dates, amounts and names in many languages, made on the spot
-text:FOLDER        train.de, train.en, valid.de, …, or OPUS-100's opus.de-en-train.de, …; plain, .gz or .xz.
-                   Words that subword-nmt's BPE has split ("wor@@ ds"), as in fairseq's folders, are joined again
+text:FOLDER        train.de, train.en, valid.de, …, or one pair of a folder of many (train.de-en.de, or OPUS-100's
+                   opus.de-en-train.de); plain, .gz or .xz. Words that subword-nmt's BPE has split ("wor@@ ds"), as in
+                   fairseq's folders, are joined again
 hf:NAME_OR_PATH    a Hugging Face dataset with a `translation` column or a column a language
+
+Many languages in one model (leadline.data.many) are several of these.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from leadline.config import DataConfig
-from leadline.data import numerals
+from leadline.data import hub, numerals
 from leadline.data.holdout import held_out
 from leadline.data.remembered import fingerprint
 from leadline.data.text import lines_of
@@ -26,6 +29,7 @@ from leadline.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]
+Stream = tuple[str, str, Iterator[Pair]]  # from a language, into a language, the pairs
 
 
 class Pairs(Protocol):
@@ -43,8 +47,12 @@ class Pairs(Protocol):
     def notes(self) -> list[str]:
         """What people should know of how it is read, a sentence each."""
 
+    def streams(self, split: str) -> Iterator[Stream]:
+        """The pairs of a split by direction, of which most sources have one."""
+        yield self.config.source_lang, self.config.target_lang, self.pairs(split)
 
-class Numerals:
+
+class Numerals(Pairs):
     KEPT = 100_000  # a corpus up to this size is made once, though it is read twice
 
     def __init__(self, config: DataConfig) -> None:
@@ -81,36 +89,72 @@ TRAIN_FILE = re.compile(r"(?:train|opus\.[^.]+-train)\.([A-Za-z]{2,3}(?:[-_]\w+)
 SPLIT_WORD = re.compile(r"(?<=\S)@@ ")  # how subword-nmt marks that a word goes on
 
 
-class TextFolder:
-    """Files by split and language suffix, line by line."""
+class TextFiles(Pairs):
+    """The files of a pair of languages, line by line: those of its first language and of its second, by split."""
+
+    def __init__(self, files: dict[str, tuple[Path, Path]], config: DataConfig, where: Path) -> None:
+        self.files, self.config, self.where = files, config, where
+
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS if self.config.holdout else tuple(self.files)
+
+    def notes(self) -> list[str]:
+        return ['BPE had split the words of the text ("wor@@ ds"): they are joined again'] if self._split_up else []
+
+    @functools.cached_property
+    def _split_up(self) -> bool:
+        """Whether one in ten of the first lines, of train where that is there, has a word that BPE has split."""
+        lines = [line for path in next(iter(self.files.values())) for line in itertools.islice(lines_of(path), 1000)]
+        return 10 * sum(bool(SPLIT_WORD.search(line)) for line in lines) > len(lines)
+
+    def fingerprint(self) -> str:
+        start = str(self.config.holdout).encode() + b" joined" * self._split_up
+        return fingerprint(start, [(f"{s} {path.name} ", path) for s, files in self.files.items() for path in files])
+
+    def pairs(self, split: str) -> Iterator[Pair]:
+        if split in self.files and not (split == "train" and self.config.holdout):
+            return self._read(split)
+        wanted = [s for s in ("valid", "test") if s not in self.files]
+        return held_out(split, wanted, lambda: self._read("train"), self.config, f"pairs in {self.where}")
+
+    def _read(self, split: str) -> Iterator[Pair]:
+        """The pairs of a split's own files, their words joined."""
+        for left, right in parallel(*self.files[split]):
+            yield (SPLIT_WORD.sub("", left), SPLIT_WORD.sub("", right)) if self._split_up else (left, right)
+
+
+class TextFolder(TextFiles):
+    """A folder with files by split and language."""
 
     def __init__(self, folder: Path, config: DataConfig) -> None:
         if not folder.is_dir():
             raise UserError(f"data.source: the folder {folder} does not exist")
-        self.folder, self.config = folder, _with_languages_of(folder, config)
-        self.languages = (self.config.source_lang, self.config.target_lang)
-        self._own = {s: self._files(s) for s in SPLITS if any(self._find(s, lang) for lang in self.languages)}
-        if "train" not in self._own:
+        self.folder, config = folder, _with_languages_of(folder, config)
+        self.languages = (config.source_lang, config.target_lang)
+        files = {s: self._files(s) for s in SPLITS if any(self._find(s, lang) for lang in self.languages)}
+        if "train" not in files:
             self._files("train")  # says which file is missing
-        if "valid" not in self._own and not config.holdout:
+        if "valid" not in files and not config.holdout:
             name = f"valid.{self.languages[0]}"
             raise UserError(
                 f"{folder} has no {name} (nor .gz, .xz): "
                 "add the valid files, or hold pairs out of train with data.holdout=1000"
             )
+        super().__init__(files, config, folder)
 
     def _find(self, split: str, language: str) -> Path | None:
         pairs = ("-".join(self.languages), "-".join(reversed(self.languages)))
-        names = [f"{split}.{language}", *(f"opus.{pair}-{OPUS_SPLITS[split]}.{language}" for pair in pairs)]
+        names = [f"{split}.{language}", *(f"{split}.{pair}.{language}" for pair in pairs)]
+        names += [f"opus.{pair}-{OPUS_SPLITS[split]}.{language}" for pair in pairs]
         candidates = (self.folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz", ".xz"))
         return next((path for path in candidates if path.is_file()), None)
 
     def _files(self, split: str) -> tuple[Path, Path]:
-        found = [self._find(split, language) for language in self.languages]
-        for language, path in zip(self.languages, found, strict=True):
+        paths = [self._find(split, language) for language in self.languages]
+        for language, path in zip(self.languages, paths, strict=True):
             if path is None:
                 raise UserError(f"{self.folder} has no {split}.{language} (nor .gz, .xz)" + self._advice(split))
-        return found[0], found[1]  # type: ignore[return-value]
+        return paths[0], paths[1]  # type: ignore[return-value]
 
     def _advice(self, split: str) -> str:
         """Where the languages may be other ones."""
@@ -118,33 +162,6 @@ class TextFolder:
             return ""
         languages = ", ".join(sorted(languages_in(self.folder)))
         return ": set data.source_lang and data.target_lang" + (f" (it has {languages})" if languages else "")
-
-    def splits(self) -> tuple[str, ...]:
-        return SPLITS if self.config.holdout else tuple(self._own)
-
-    def notes(self) -> list[str]:
-        return ['BPE had split the words of the text ("wor@@ ds"): they are joined again'] if self._split_up else []
-
-    @functools.cached_property
-    def _split_up(self) -> bool:
-        """Whether one in ten of the first lines of train has a word that BPE has split."""
-        lines = [line for path in self._own["train"] for line in itertools.islice(lines_of(path), 1000)]
-        return 10 * sum(bool(SPLIT_WORD.search(line)) for line in lines) > len(lines)
-
-    def fingerprint(self) -> str:
-        start = str(self.config.holdout).encode() + b" joined" * self._split_up
-        return fingerprint(start, [(f"{s} {path.name} ", path) for s, files in self._own.items() for path in files])
-
-    def pairs(self, split: str) -> Iterator[Pair]:
-        if split in self._own and not (split == "train" and self.config.holdout):
-            return self._read(split)
-        wanted = [s for s in ("valid", "test") if s not in self._own]
-        return held_out(split, wanted, lambda: self._read("train"), self.config, f"pairs in {self.folder}")
-
-    def _read(self, split: str) -> Iterator[Pair]:
-        """The pairs of a split's own files, their words joined."""
-        for left, right in _parallel(*self._own[split]):
-            yield (SPLIT_WORD.sub("", left), SPLIT_WORD.sub("", right)) if self._split_up else (left, right)
 
 
 def languages_in(folder: Path) -> set[str]:
@@ -166,7 +183,8 @@ def _with_languages_of(folder: Path, config: DataConfig) -> DataConfig:
     return replace(config, source_lang=source, target_lang=target)
 
 
-def _parallel(source: Path, target: Path) -> Iterator[Pair]:
+def parallel(source: Path, target: Path) -> Iterator[Pair]:
+    """Two files, line by line."""
     missing = object()
     lines = itertools.zip_longest(lines_of(source), lines_of(target), fillvalue=missing)
     count = 0
@@ -180,30 +198,11 @@ def _parallel(source: Path, target: Path) -> Iterator[Pair]:
         raise UserError(f"{source} is empty")
 
 
-class HuggingFace:
+class HuggingFace(Pairs):
     """A dataset with a `translation` column of {language: text}, or with one text column a language."""
 
     def __init__(self, name: str, config: DataConfig) -> None:
-        try:
-            import datasets
-        except ImportError:
-            raise UserError("hf: sources need the datasets library: pip install 'leadline[datasets]'") from None
-        path, _, subset = name.partition("#")
-        try:
-            if Path(path).is_dir() and (Path(path) / "dataset_dict.json").exists():
-                found = datasets.load_from_disk(path)
-            else:
-                found = datasets.load_dataset(path, subset or None)
-        except Exception as error:
-            reason = str(error).strip().splitlines()
-            raise UserError(
-                f"the Hugging Face dataset {name!r} cannot be loaded: {reason[0] if reason else error!r}"
-            ) from None
-        self.name, self.config = name, config
-        self.data = {"valid" if s == "validation" else s: rows for s, rows in found.items()}
-        for split in ("train", "valid"):
-            if split not in self.data:
-                raise UserError(f"the dataset {name!r} has no {split} split, only {', '.join(self.data)}")
+        self.name, self.config, self.data = name, config, hub.load(name)
 
     def splits(self) -> tuple[str, ...]:
         return tuple(s for s in SPLITS if s in self.data)

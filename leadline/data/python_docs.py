@@ -32,7 +32,7 @@ class PythonDocs:
     def paragraphs(self) -> Iterator[Paragraph]:
         if not self.made:
             documents = (list(prose(text)) for text in self._texts())
-            self.made = [(n, paragraph) for n, found in enumerate(filter(None, documents)) for paragraph in found]
+            self.made = [(n, paragraph) for n, document in enumerate(filter(None, documents)) for paragraph in document]
         return iter(self.made)
 
     def _texts(self) -> Iterator[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leadline.files import checksum
+from leadline.files import checksum, read_json
 
 SETTLED = 2.0  # seconds after its last change from which a file is known by its times
 
@@ -30,8 +30,8 @@ def remembered(what: str, files: Sequence[Path], compute: Callable[[], Any]) -> 
     names = [what, *(str(path.absolute()) for path in files)]
     place = cache_folder() / ".remembered" / f"{checksum(names)[:32]}.json"
     before = _times(files)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        entry = json.loads(place.read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        entry = read_json(place)
         if entry["of"] == [names, before] and entry["checksum"] == checksum([entry["of"], entry["value"]]):
             return entry["value"]
     value = compute()

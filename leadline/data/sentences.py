@@ -27,23 +27,23 @@ def splitter(language: str) -> Callable[[str], list[str]]:
     prefixes = frozenset(moses.NONBREAKING_PREFIXES)
     before_numbers = frozenset(moses.NUMERIC_ONLY_PREFIXES)
 
-    def ends(line: str, found: re.Match[str]) -> bool:
-        following = found[2]
+    def ends(line: str, end: re.Match[str]) -> bool:
+        following = end[2]
         if not (following.isupper() or following.isdigit() or following.istitle()) and not _has_no_case(following):
             return False
-        if found[1] != ".":
+        if end[1] != ".":
             return True
-        word = line[line.rfind(" ", 0, found.start()) + 1 : found.start()].lstrip(_OPENING)
+        word = line[line.rfind(" ", 0, end.start()) + 1 : end.start()].lstrip(_OPENING)
         if word in before_numbers:
             return not following.isdigit()
         return not (word in prefixes or (_POINTED.fullmatch(word) and not word.isdigit()))
 
     def split(line: str) -> list[str]:
         sentences, begin = [], 0
-        for found in _END.finditer(line):
-            if ends(line, found):
-                sentences.append(line[begin : found.end()].rstrip())
-                begin = found.end()
+        for end in _END.finditer(line):
+            if ends(line, end):
+                sentences.append(line[begin : end.end()].rstrip())
+                begin = end.end()
         rest = line[begin:].rstrip()
         return [*sentences, rest] if rest else sentences
 

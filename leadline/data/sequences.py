@@ -1,12 +1,11 @@
 """Documents cut into sequences for a model: whole sentences of one document, as many as fit.
 
-A sentence that does not fit by itself is cut; nothing is left out. A row is a sequence.
+A sentence that does not fit by itself is cut; nothing is left out. A row is a sequence. Language models read windows of
+a fixed length instead, which begin and end anywhere.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,16 +47,16 @@ class Sequences:
 
     def gather(self, places: Places) -> Flat:
         """The tokens there, without a loop over the places."""
-        return Flat(_gathered([shard.tokens for shard in self.shards], places), places.lengths)
+        return Flat(gathered([shard.tokens for shard in self.shards], places), places.lengths)
 
     def breaks(self, rows: np.ndarray) -> Flat:
         """Where a sentence ends and another begins inside each row."""
         first, behind = self.sentences[rows].astype(np.int64).T
         places = Places(self.shard[rows], first, behind - first)
-        return Flat(_gathered([shard.ends for shard in self.shards], places), places.lengths)
+        return Flat(gathered([shard.ends for shard in self.shards], places), places.lengths)
 
 
-def _gathered(arrays: list[np.ndarray], places: Places) -> np.ndarray:
+def gathered(arrays: list[np.ndarray], places: Places) -> np.ndarray:
     """What the arrays hold there, end to end. The loop is over the arrays that are needed."""
     used = np.unique(places.shard)
     if len(used) < 2:
@@ -74,29 +73,46 @@ def _gathered(arrays: list[np.ndarray], places: Places) -> np.ndarray:
 
 
 def cut(shards: list[Shard], room: int) -> Sequences:
-    """Into sequences of at most `room` tokens. The loop is over sequences, not over sentences."""
+    """Into sequences of at most `room` tokens."""
     rows: list[np.ndarray] = []
-    document = 0
+    documents = 0
     for number, shard in enumerate(shards):
-        ends = shard.ends.data  # a memoryview gives plain numbers, and reads only what is looked at
-        places: list[tuple[int, int, int]] = []
-        begin = 0
-        for sentences in shard.documents.tolist():
-            last = ends[sentences - 1]
-            while begin < last:
-                end = _last_that_fits(ends, begin, last, room)
-                places.append((begin, end, document))
-                begin = end
-            document += 1
-        table = np.array(places, dtype=np.uint32).reshape(-1, 3)
-        inside = np.searchsorted(shard.ends, table[:, 0], "right"), np.searchsorted(shard.ends, table[:, 1], "left")
-        rows.append(np.column_stack([np.full(len(table), number), table, *inside]).astype(np.uint32))
-    shard_of, begins, ends_of, documents, *inner = np.concatenate(rows).T
-    return Sequences(shards, shard_of, begins, ends_of, documents, np.stack(inner, axis=1))
+        begins, ends, document = _cut(np.asarray(shard.ends, np.int64), np.asarray(shard.documents, np.int64), room)
+        inside = np.searchsorted(shard.ends, begins, "right"), np.searchsorted(shard.ends, ends, "left")
+        of = np.full(len(begins), number)
+        rows.append(np.stack([of, begins, ends, document + documents, *inside]).astype(np.uint32))
+        documents += len(shard.documents)
+    shard_of, begins, ends, document, *inner = np.concatenate(rows, axis=1)
+    return Sequences(shards, shard_of, begins, ends, document, np.stack(inner, axis=1))
 
 
-def _last_that_fits(ends: Sequence[int], begin: int, last: int, room: int) -> int:
-    if begin + room >= last:
-        return last
-    fitting = bisect_right(ends, begin + room) - 1
-    return ends[fitting] if fitting >= 0 and ends[fitting] > begin else begin + room
+def windows(shards: list[Shard], room: int, across: bool) -> Places:
+    """All tokens in stretches of `room`, the last of a document as long as what is left; across: of a shard."""
+    parts = []
+    for number, shard in enumerate(shards):
+        ends = np.array([len(shard.tokens)]) if across else shard.ends[shard.documents.astype(np.int64) - 1]
+        ends = ends.astype(np.int64)
+        sizes = np.diff(ends, prepend=0)
+        counts = -(-sizes // room)
+        begins = np.repeat(ends - sizes, counts) + room * spans(np.zeros_like(counts), counts)
+        lengths = np.minimum(room, np.repeat(ends, counts) - begins)
+        parts.append((np.full(len(begins), number), begins, lengths))
+    return Places(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+
+def _cut(ends: np.ndarray, documents: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the sequences of a shard begin and end, and their documents: the next of all documents at a time."""
+    lasts = ends[documents - 1]
+    begins, going = np.concatenate([[0], lasts[:-1]]), np.arange(len(documents))
+    found = []
+    while len(going := going[begins[going] < lasts[going]]):
+        begin, last = begins[going], lasts[going]
+        fitting = np.searchsorted(ends, begin + room, "right") - 1
+        sentence = np.where(fitting >= 0, ends[fitting], 0)
+        end = np.where(sentence > begin, sentence, begin + room)  # a sentence that is too long is cut anywhere
+        end = np.where(begin + room >= last, last, end)
+        found.append(np.stack([begin, end, going]))
+        begins[going] = end
+    begin, end, document = np.concatenate([np.zeros((3, 0), np.int64), *found], axis=1)
+    order = np.argsort(begin)
+    return begin[order], end[order], document[order]

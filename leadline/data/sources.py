@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 from leadline.config import DataConfig
 from leadline.data import corpus, labelled, parallel
-from leadline.data.documents import TextDocuments
+from leadline.data.documents import HubDocuments, TextDocuments
+from leadline.data.many import many_folder, many_numerals
 from leadline.data.pairs import HuggingFace, Numerals, TextFolder
 from leadline.data.python_docs import PythonDocs
 from leadline.data.tables import SameMeaning, Table
@@ -87,13 +88,28 @@ def _imported(source: Source, _: DataConfig) -> NoReturn:
     )
 
 
+def _numerals(config: DataConfig) -> Any:
+    return many_numerals(config) if config.directions else Numerals(config)
+
+
+def _one_pair(config: DataConfig) -> DataConfig:
+    if config.directions:
+        raise UserError(
+            f"data.directions is for many languages, and data.source={config.source} is one pair: use many:FOLDER, "
+            "or data.source_lang and data.target_lang"
+        )
+    return config
+
+
 HUB = "NAME_OR_PATH"
 KINDS = {
-    "builtin:numerals": Kind("pairs", lambda source, config: Numerals(config)),
-    "text": Kind("pairs", lambda source, config: TextFolder(source.path, config), "FOLDER"),
-    "hf": Kind("pairs", lambda source, config: HuggingFace(source.place, config), HUB),
+    "builtin:numerals": Kind("pairs", lambda source, config: _numerals(config)),
+    "text": Kind("pairs", lambda source, config: TextFolder(source.path, _one_pair(config)), "FOLDER"),
+    "many": Kind("pairs", lambda source, config: many_folder(source.path, config), "FOLDER"),
+    "hf": Kind("pairs", lambda source, config: HuggingFace(source.place, _one_pair(config)), HUB),
     "builtin:python-docs": Kind("documents", lambda source, config: PythonDocs(config)),
     "documents": Kind("documents", lambda source, config: TextDocuments(source.path, config), "PATH"),
+    "hf-documents": Kind("documents", lambda source, config: HubDocuments(source.place, config), HUB),
     "builtin:same-meaning": Kind("examples", lambda source, config: SameMeaning(config)),
     "table": Kind("examples", lambda source, config: Table(source.path, config), "PATH"),
     "prepared": Kind("", _prepared, "FOLDER"),

@@ -53,7 +53,8 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
     if config.text == "auto":
         config = replace(config, text=tokenisation(form.lines(text)) or "raw")
     key = _key(config, source.holds, text.fingerprint())
-    name = f"{config.source_lang}-{config.target_lang}" if source.holds == "pairs" else source.holds
+    pair = "many" if config.directions else f"{config.source_lang}-{config.target_lang}"
+    name = pair if source.holds == "pairs" else source.holds
     folder = out.resolve() if out else cache_folder() / f"{name}-{key[:16]}"
     if out and folder.exists() and not (folder / "manifest.json").exists() and not _is_empty_folder(folder):
         raise UserError(f"{folder} exists and is not prepared data: choose another folder")
@@ -63,7 +64,7 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
             return _is_made(folder, key)
         except UserError as error:
             if out and not isinstance(error, Damaged):
-                raise  # somebody else's folder
+                raise  # of another version, or other data
             progress(f"{error.what if isinstance(error, Damaged) else error}: preparing it again", 0)
             return False
 
@@ -81,7 +82,7 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
 
 def _key(config: DataConfig, holds: str, fingerprint: str) -> str:
     """Of everything that makes a difference to the tokens, which is not where something lies."""
-    options = configuration.to_dict(config) | {"source": ""}
+    options = configuration.without_neutral(config) | {"source": ""}
     parts: list[Any] = [FORMAT, options, fingerprint]
     if vocabulary := options.pop("vocabulary"):
         parts.append(sha256(_existing(Path(vocabulary).expanduser())))
@@ -103,7 +104,7 @@ def _is_made(folder: Path, key: str) -> bool:
         return False
     manifest = manifests.read(folder)
     if manifest["key"] != key:
-        return False
+        raise UserError(f"{folder} holds other data, of other text or options: choose another --out, or remove it")
     manifests.check(folder, manifest)
     return True
 
@@ -118,9 +119,15 @@ def holds(source: str) -> str:
     return str(manifests.read(parsed.path)["holds"]) if parsed.kind == "prepared" else parsed.holds
 
 
+def of_many(source: str) -> bool:
+    """Whether it is of many languages whatever data.directions says."""
+    parsed = parse(source)
+    return parsed.kind == "many" or (parsed.kind == "prepared" and "directions" in manifests.read(parsed.path))
+
+
 def _chosen(asked: DataConfig, data: DataConfig) -> list[str]:
     """What the text itself has decided, a sentence each."""
-    if parse(asked.source).kind == "prepared":
+    if parse(asked.source).kind == "prepared" or data.directions:
         return []
     notes = []
     if (asked.source_lang, asked.target_lang) != (data.source_lang, data.target_lang):
@@ -201,8 +208,30 @@ class Store:
         except (OSError, ValueError) as error:
             raise UserError(f"the {name} shards in {self.folder} are damaged ({error}): prepare them again") from None
 
-    def sentences(self, name: str) -> list[Pair]:
-        """The text of valid or test, row by row."""
-        self.split(name)  # says so if it does not exist
+    def directions(self, name: str) -> dict[str, int]:
+        """Of many languages: the rows that each direction has of a split, one direction after another."""
+        return dict(self.manifest.get("directions", {}).get(name, {}))
+
+    def sentences(self, name: str, direction: str = "") -> list[Pair]:
+        """The text of valid or test, row by row; of many languages that of one direction."""
+        rows = self._text(name, direction)
+        if rows and isinstance(rows[0], dict):  # the same sentences in all languages
+            source, target = direction.split("-")
+            return [(row[source], row[target]) for row in rows]
+        return [(row[0], row[1]) for row in rows]
+
+    def origins(self, name: str, direction: str) -> list[str]:
+        """Where each pair of a direction is from, or nothing where that is not known."""
+        rows = self._text(name, direction)
+        return [row[2] for row in rows if isinstance(row, list) and len(row) == 3]
+
+    def _text(self, name: str, direction: str) -> list[Any]:
+        sizes = self.directions(name)
+        if not sizes:
+            self.split(name)  # says so if it does not exist
         lines = (self.folder / f"{name}.text.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-        return [(pair[0], pair[1]) for pair in map(json.loads, lines)]
+        if direction and name in self.manifest["splits"]:
+            before = itertools.takewhile(lambda other: other != direction, sizes)
+            begin = sum(sizes[other] for other in before)
+            lines = lines[begin : begin + sizes[direction]]
+        return [json.loads(line) for line in lines]

@@ -83,8 +83,8 @@ class Table:
             )
         self.path, self.config = path, config
         self.columns = [name for name in (config.first, config.second, config.label) if name]
-        found = {split: _find(path, split) for split in NAMES} if path.is_dir() else {"train": path}
-        self._own = {split: file for split, file in found.items() if file}
+        files = {split: _find(path, split) for split in NAMES} if path.is_dir() else {"train": path}
+        self._own = {split: file for split, file in files.items() if file}
         if "train" not in self._own:
             raise UserError(f"{path} has no train.tsv, train.csv or train.jsonl (nor .gz, .xz of them)")
         if "valid" not in self._own and not config.holdout:
@@ -92,7 +92,7 @@ class Table:
                 f"{path} has no examples for validation: add a valid or dev file to a folder, or hold some out of "
                 "train with data.holdout=500"
             )
-        self._held = [split for split in ("valid", "test") if config.holdout and not found.get(split)]
+        self._held = [split for split in ("valid", "test") if config.holdout and not files.get(split)]
         self._unlabelled = None
         if "test" in self._own and not self._has_labels(self._own["test"]):
             self._unlabelled = self._own.pop("test")  # as GLUE gives them out

@@ -1,14 +1,21 @@
-"""Text to tokens and back: optional Moses tokenisation, then joint BPE or WordPiece.
+"""Text to tokens and back: optional Moses tokenisation, then joint BPE or WordPiece; or BPE of bytes.
 
 They are learnt and stored with the `tokenizers` library, in its standard JSON. How text is split before the
 merges depends on `data.text`: raw text also keeps punctuation apart; tokenised text is
 split at spaces only. WordPiece always keeps punctuation apart, as BERT's does.
+
+The vocabulary of many languages has a tag for each that is translated into (`<to fr>`, which no text becomes: it has a
+space) and the 256 bytes, of which rare characters are made, so that no character of any script is unknown.
+
+BPE of bytes is GPT-2's, and lines do not share tokens: text is not cleaned, every text has tokens and comes back as it
+was. A vocabulary of somebody else's (data.vocabulary) that is byte-level is used in the same way.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import json
 import re
 import sys
 import unicodedata
@@ -27,7 +34,11 @@ from leadline.errors import UserError
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 BERT_SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]  # of documents; the first four as above
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+END_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "</s>"]  # of language models; ours is the first
+PROBE = "A a  ﬁ é\u0301\n"  # text that normalizers change
 ALPHABET = 1000  # characters of documents that are tokens
+COVERAGE = 0.9995  # share of the characters of many languages that are tokens; the others are bytes
 LONG_WORD = 1000  # characters; learning from a word takes the library time that grows with the square of its length
 
 
@@ -42,19 +53,28 @@ def tokenisation(lines: Iterable[str]) -> Literal["tokenized", "raw", ""]:
     return "tokenized" if apart > attached else "raw" if attached else ""
 
 
-def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> BPE:
+def tag(language: str) -> str:
+    """What tells a model of many languages to write this one."""
+    return f"<to {language}>"
+
+
+def learn(lines: Iterable[str], config: DataConfig, documents: bool = False, languages: Sequence[str] = ()) -> BPE:
     """Joint over already cleaned lines of all languages.
 
     Documents have BERT's special tokens, their rarest characters are unknown, and spaces at punctuation do not count,
-    so that every word and every punctuation mark begins with a token of its own. `data.vocabulary` is used as it is.
+    so that every word and every punctuation mark begins with a token of its own. `languages` have tags, and rare
+    characters are bytes. `data.vocabulary` is used as it is.
     """
     if config.vocabulary:
-        return Tokenizer.load(Path(config.vocabulary).expanduser(), config).bpe
-    special = BERT_SPECIAL if documents else SPECIAL
+        return _usable(Tokenizer.load(Path(config.vocabulary).expanduser(), config), documents).bpe
+    if config.tokenizer == "byte_bpe":
+        return _sized(_usable(Tokenizer(_learn_bytes(lines, config), config), documents).bpe, config)
+    special = BERT_SPECIAL if documents else [*SPECIAL, *map(tag, languages), *(BYTES if languages else ())]
     options: dict[str, Any] = {"vocab_size": config.vocab_size, "special_tokens": special, "show_progress": False}
-    if documents:
+    if documents or languages:
         lines = list(lines)
-        options |= {"limit_alphabet": ALPHABET, "initial_alphabet": _alphabet(lines)}
+        alphabet = _alphabet(lines, COVERAGE, config.vocab_size // 2) if languages else _alphabet(lines)
+        options |= {"limit_alphabet": len(alphabet) if languages else ALPHABET, "initial_alphabet": alphabet}
     apart = config.text in ("raw", "moses_normalize")  # punctuation is not, yet
     if config.tokenizer == "wordpiece":
         bpe = BPE(models.WordPiece(unk_token=special[UNK]))
@@ -62,13 +82,49 @@ def learn(lines: Iterable[str], config: DataConfig, documents: bool = False) -> 
         bpe.decoder = decoders.WordPiece()
         trainer: Any = trainers.WordPieceTrainer(**options)
     else:
-        bpe = BPE(models.BPE(unk_token=special[UNK]))
+        bpe = BPE(models.BPE(unk_token=special[UNK], byte_fallback=bool(languages)))
         words = pre_tokenizers.Metaspace()
         steps = [pre_tokenizers.BertPreTokenizer(), words] if documents else [words, pre_tokenizers.Punctuation()]
         bpe.pre_tokenizer = pre_tokenizers.Sequence(steps) if apart else words
-        bpe.decoder = decoders.Metaspace()
+        joined = decoders.Metaspace()
+        bpe.decoder = decoders.Sequence([decoders.ByteFallback(), joined]) if languages else joined
         trainer = trainers.BpeTrainer(**options)
     bpe.train_from_iterator(map(_learnable, lines), trainer)
+    if languages:
+        bpe = _bytes_are_text(bpe)
+    return _sized(bpe, config)
+
+
+def _learn_bytes(lines: Iterable[str], config: DataConfig) -> BPE:
+    bpe = BPE(models.BPE())
+    ends_lines = pre_tokenizers.Split("\n", "merged_with_previous")
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([ends_lines, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        special_tokens=END_OF_TEXT[:1],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(map(_learnable, lines), trainer)
+    return bpe
+
+
+def _usable(tokenizer: Tokenizer, documents: bool) -> Tokenizer:
+    if tokenizer.exact and not documents:
+        raise UserError("a byte-level vocabulary is for documents and language models: set data.tokenizer=bpe")
+    if tokenizer.exact and (tokenizer.config.text != "raw" or tokenizer.config.lowercase):
+        raise UserError("a byte-level vocabulary takes text as it is: set data.text=raw and data.lowercase=false")
+    if tokenizer.exact and tokenizer.decode(tokenizer.encode([PROBE], "")) != [PROBE]:
+        raise UserError(
+            f"data.vocabulary={tokenizer.config.vocabulary} does not give text back as it was: use a byte-level "
+            "vocabulary without a normalizer and with add_prefix_space=false"
+        )
+    return tokenizer
+
+
+def _sized(bpe: BPE, config: DataConfig) -> BPE:
+    """Refuses what has another size than was asked for."""
     if bpe.get_vocab_size() < config.vocab_size:
         raise UserError(
             f"data.vocab_size={config.vocab_size} is too large for this corpus, which has only "
@@ -93,13 +149,25 @@ def _learnable(line: str) -> str:
     return " ".join(words)
 
 
-def _alphabet(lines: Iterable[str]) -> list[str]:
+def _alphabet(lines: Iterable[str], coverage: float = 1.0, most: int = ALPHABET) -> list[str]:
     """The most frequent characters; among equals in a fixed order, unlike the library's own choice."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)
-    counts["▁"] = counts.pop(" ", 0) + sys.maxsize  # what begins a word is in no line yet
-    return sorted(counts, key=lambda character: (-counts[character], character))[:ALPHABET]
+    spaces, total = counts.pop(" ", 0), counts.total()
+    counts["▁"] = spaces + sys.maxsize  # what begins a word is in no line yet
+    ordered = sorted(counts, key=lambda character: (-counts[character], character))[:most]
+    if coverage == 1:
+        return ordered
+    before = np.cumsum([0, 0, *(counts[character] for character in ordered[1:-1])])
+    return [character for character, count in zip(ordered, before, strict=False) if count < coverage * total]
+
+
+def _bytes_are_text(bpe: BPE) -> BPE:
+    """Decoding leaves special tokens out, and the library has made the bytes special to give them a place."""
+    state = json.loads(bpe.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] not in BYTES]
+    return BPE.from_str(json.dumps(state))
 
 
 class Tokenizer:
@@ -108,6 +176,8 @@ class Tokenizer:
     def __init__(self, bpe: BPE, config: DataConfig) -> None:
         self.bpe, self.config = bpe, config
         self.bpe.encode_special_tokens = True  # "<pad>" in somebody's text is text
+        self.bpe.no_truncation()  # a published vocabulary may say otherwise: text would be lost, or filled up
+        self.bpe.no_padding()
 
     @classmethod
     def load(cls, path: Path, config: DataConfig) -> Tokenizer:
@@ -122,9 +192,14 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self.bpe.get_vocab_size()
 
+    @functools.cached_property
+    def exact(self) -> bool:
+        """Byte-level: the tokens of a text are its bytes."""
+        return isinstance(self.bpe.decoder, decoders.ByteLevel)
+
     def encode(self, lines: Sequence[str], language: str) -> list[list[int]]:
         """Tokens of each line, without begin and end."""
-        cleaned = [clean(line, self.config, language) for line in lines]
+        cleaned = list(lines) if self.exact else [clean(line, self.config, language) for line in lines]
         return [encoding.ids for encoding in self.bpe.encode_batch(cleaned, add_special_tokens=False)]
 
     def decode(self, tokens: Iterable[Sequence[int]]) -> list[str]:
@@ -139,10 +214,32 @@ class Tokenizer:
         """The number of [CLS] and its like."""
         token = self.bpe.token_to_id(name)
         if token is None:
+            if name not in BERT_SPECIAL:
+                raise UserError(f"this vocabulary has no {name}: use one that was learnt on the languages of this data")
             raise UserError(
-                f"this vocabulary has no {name}: prepare documents (data.source=documents:PATH) for this task"
+                f"this vocabulary has no {name}: prepare documents (data.source=documents:PATH) for this task, with "
+                "data.tokenizer=bpe or wordpiece"
             )
         return token
+
+    @functools.cached_property
+    def end_of_text(self) -> int:
+        """The number of the token that ends a document, and stands before one."""
+        numbers = [self.bpe.token_to_id(name) for name in END_OF_TEXT]
+        if not self.exact or not any(number is not None for number in numbers):
+            raise UserError(
+                "a language model needs a byte-level vocabulary that has an end of text (<|endoftext|>), and this one "
+                "is none: set data.tokenizer=byte_bpe"
+            )
+        return next(number for number in numbers if number is not None)
+
+    def byte_lengths(self) -> np.ndarray:
+        """[vocabulary] bytes that each token of a byte-level vocabulary stands for; 0: it stands for no text."""
+        lengths = np.array([len(self.piece(token)) for token in range(self.vocab_size)], dtype=np.int64)
+        for token, added in self.bpe.get_added_tokens_decoder().items():
+            lengths[token] = 0 if added.special else len(added.content.encode())
+        lengths[self.end_of_text] = 0  # also where it is a token like others
+        return lengths
 
     def begins_word(self) -> np.ndarray:
         """[vocabulary] bool: the tokens that begin a word, where spaces around punctuation do not count."""

@@ -73,15 +73,15 @@ def advise(
     depth = float(layers) if arch == "encoder-decoder" else layers / 2
     beyond = _ends(table, depth, dim, arch, batch_tokens, warmup)
     deepest = max(row.layers for row in table)
-    found = []
+    advice = []
     for placement in dict.fromkeys(row.placement for row in table):
         highest, change = _interpolated([row for row in table if row.placement == placement], depth, dim)
         gain = warmup_gain(warmup)
         rate = SAFE * highest * gain
         constants = _constants(layers, arch) if placement == "deepnorm" else {}
-        found.append(Advice(placement, rate, warmup, highest * gain, change * SAFE, constants, beyond))
+        advice.append(Advice(placement, rate, warmup, highest * gain, change * SAFE, constants, beyond))
     # Beyond the table only DeepNorm comes with a bound at any depth (DeepNet, Theorems 4.2 and 4.3), of its matrices.
-    return sorted(found, key=lambda a: (a.placement != "deepnorm") if depth > deepest else -a.rate)
+    return sorted(advice, key=lambda a: (a.placement != "deepnorm") if depth > deepest else -a.rate)
 
 
 def _ends(

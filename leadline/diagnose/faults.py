@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from leadline.diagnose import theory
-from leadline.diagnose.structure import Connection, layers_of
+from leadline.diagnose.connection import Connection, layers_of
 
 UNNORMALISED = ("Pre-LN", "Sandwich-LN", "Sub-LN", "branch-norm")  # the stream leaves these as it is
 TOLERANCE = 0.01  # of α; of a weight's std it is 0.2, as small matrices scatter
@@ -43,18 +43,18 @@ class Size:
         return None if self.bias_std is None else self.bias_std * (3 * self.shape[1]) ** 0.5
 
 
-def findings(found: Sequence[Connection], sizes: Mapping[str, Size], initial: bool = True) -> list[Finding]:
+def findings(connections: Sequence[Connection], sizes: Mapping[str, Size], initial: bool = True) -> list[Finding]:
     """`initial`: the weights are as they were drawn, so that their size can be judged."""
-    results = [finding for rule in RULES for finding in rule(found)]
+    results = [finding for rule in RULES for finding in rule(connections)]
     if initial:
-        results += _deepnorm_weights(found, sizes)
+        results += _deepnorm_weights(connections, sizes)
     places = Counter(f.name for f in results)
     first = {f.name: f for f in reversed(results)}
     return [replace(first[name], places=count) for name, count in places.items()]
 
 
-def _alpha_on_branch(found: Sequence[Connection]) -> Iterator[Finding]:
-    for c in found:
+def _alpha_on_branch(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
         if c.branch_scale > 1 + TOLERANCE and not c.branch_learned:
             yield Finding(
                 "alpha_on_branch",
@@ -64,8 +64,8 @@ def _alpha_on_branch(found: Sequence[Connection]) -> Iterator[Finding]:
             )
 
 
-def _alpha_without_norm(found: Sequence[Connection]) -> Iterator[Finding]:
-    for c in found:
+def _alpha_without_norm(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
         begins = c.previous < 0  # what scales the embedding is not of the connection
         if c.skip_scale > 1 + TOLERANCE and not c.after_add and not c.skip_learned and not begins:
             yield Finding(
@@ -76,8 +76,8 @@ def _alpha_without_norm(found: Sequence[Connection]) -> Iterator[Finding]:
             )
 
 
-def _norm_twice(found: Sequence[Connection]) -> Iterator[Finding]:
-    for c in found:
+def _norm_twice(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
         if max(c.before, c.after_add, c.after_branch) > 1:
             yield Finding("norm_twice", c.where, "two norms follow each other directly: remove one of them")
         elif c.before and c.after_add:
@@ -95,9 +95,9 @@ def _norm_twice(found: Sequence[Connection]) -> Iterator[Finding]:
             )
 
 
-def _final_norm_missing(found: Sequence[Connection]) -> Iterator[Finding]:
-    placements = {c.position: c.placement for c in found}
-    for c in found:
+def _final_norm_missing(connections: Sequence[Connection]) -> Iterator[Finding]:
+    placements = {c.position: c.placement for c in connections}
+    for c in connections:
         ends_bare = c.placement in UNNORMALISED or (
             c.placement in ("no norm", "Pre-LN") and placements.get(c.previous) in ("Post-LN", "DeepNorm")
         )
@@ -110,8 +110,8 @@ def _final_norm_missing(found: Sequence[Connection]) -> Iterator[Finding]:
             )
 
 
-def _residual_missing(found: Sequence[Connection]) -> Iterator[Finding]:
-    for c in found:
+def _residual_missing(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
         if c.bare_weights:
             yield Finding(
                 "residual_missing",
@@ -121,8 +121,8 @@ def _residual_missing(found: Sequence[Connection]) -> Iterator[Finding]:
             )
 
 
-def _norm_on_skip(found: Sequence[Connection]) -> Iterator[Finding]:
-    for c in found:
+def _norm_on_skip(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
         if c.on_skip:
             yield Finding(
                 "norm_on_skip",
@@ -131,8 +131,8 @@ def _norm_on_skip(found: Sequence[Connection]) -> Iterator[Finding]:
             )
 
 
-def _skip_detached(found: Sequence[Connection]) -> Iterator[Finding]:
-    for c in found:
+def _skip_detached(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
         if c.skip_detached:
             yield Finding(
                 "skip_detached", c.where, "no gradient flows back through the skip: leave it attached to the graph"
@@ -147,9 +147,9 @@ def _is_bare(c: Connection, members: Sequence[Connection]) -> bool:
     return not c.before and not c.after_branch and bool(alike) and all(o.before or o.after_branch for o in alike)
 
 
-def _norm_missing(found: Sequence[Connection]) -> Iterator[Finding]:
-    for stack in dict.fromkeys(c.stack for c in found):
-        members = [c for c in found if c.stack == stack]
+def _norm_missing(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for stack in dict.fromkeys(c.stack for c in connections):
+        members = [c for c in connections if c.stack == stack]
         bare = [c for c in members if not c.enters_normed and _is_bare(c, members)]
         if bare and len(bare) < len(members) / 2:
             for c in bare:
@@ -158,16 +158,16 @@ def _norm_missing(found: Sequence[Connection]) -> Iterator[Finding]:
                 )
 
 
-def _mixed(found: Sequence[Connection]) -> Iterator[Finding]:
-    for stack in dict.fromkeys(c.stack for c in found):
-        kinds = list(dict.fromkeys(c.placement for c in found if c.stack == stack and not c.last))
+def _mixed(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for stack in dict.fromkeys(c.stack for c in connections):
+        kinds = list(dict.fromkeys(c.placement for c in connections if c.stack == stack and not c.last))
         if len(kinds) > 1 and "no norm" not in kinds:
             yield Finding("mixed_placements", stack, f"{stack} mixes {' and '.join(kinds)}", "note")
 
 
-def _norm_shared(found: Sequence[Connection]) -> Iterator[Finding]:
+def _norm_shared(connections: Sequence[Connection]) -> Iterator[Finding]:
     first: dict[str, tuple[int, Connection]] = {}
-    for c in found:
+    for c in connections:
         for node, weight in c.norm_gains:
             at, other = first.setdefault(weight, (node, c))
             if node != at and not set(other.weights) & set(c.weights):  # ALBERT shares whole layers
@@ -176,10 +176,10 @@ def _norm_shared(found: Sequence[Connection]) -> Iterator[Finding]:
                 )
 
 
-def _deepnorm_constants(found: Sequence[Connection]) -> Iterator[Finding]:
-    for stack, (alpha, _) in deepnorm_expected(found).items():
-        members = [c for c in found if c.stack == stack and c.placement == "DeepNorm"]
-        admin = theory.admin_constant(sum(c.stack == stack for c in found))
+def _deepnorm_constants(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for stack, (alpha, _) in deepnorm_expected(connections).items():
+        members = [c for c in connections if c.stack == stack and c.placement == "DeepNorm"]
+        admin = theory.admin_constant(sum(c.stack == stack for c in connections))
         wrong = [c for c in members if min(abs(c.skip_scale / known - 1) for known in (alpha, admin)) > TOLERANCE]
         if wrong:
             given = wrong[0].skip_scale
@@ -187,18 +187,18 @@ def _deepnorm_constants(found: Sequence[Connection]) -> Iterator[Finding]:
                 "deepnorm_constants",
                 wrong[0].where if len(wrong) < len(members) else stack,
                 f"α is {given:.4g}, but DeepNorm at this depth asks for {alpha:.4g} "
-                f"({given:.4g} would suit about {layers_of(found)[stack] * (given / alpha) ** 4:.0f} layers)",
+                f"({given:.4g} would suit about {layers_of(connections)[stack] * (given / alpha) ** 4:.0f} layers)",
             )
 
 
-def deepnorm_expected(found: Sequence[Connection]) -> dict[str, tuple[float, float]]:
+def deepnorm_expected(connections: Sequence[Connection]) -> dict[str, tuple[float, float]]:
     """α and β of each stack in which DeepNorm was found, from the number of its layers."""
-    layers = layers_of(found)
-    decoders = {c.stack for c in found if c.sublayer == "cross-attention"}
+    layers = layers_of(connections)
+    decoders = {c.stack for c in connections if c.sublayer == "cross-attention"}
     encoders = [s for s in layers if s not in decoders]
     result: dict[str, tuple[float, float]] = {}
     for stack, count in layers.items():
-        if not any(c.stack == stack and c.placement == "DeepNorm" for c in found):
+        if not any(c.stack == stack and c.placement == "DeepNorm" for c in connections):
             continue
         if decoders and encoders:
             constants = theory.deepnet_constants(layers[encoders[0]], layers[min(decoders)])
@@ -209,10 +209,10 @@ def deepnorm_expected(found: Sequence[Connection]) -> dict[str, tuple[float, flo
     return result
 
 
-def _deepnorm_weights(found: Sequence[Connection], sizes: Mapping[str, Size]) -> Iterator[Finding]:
+def _deepnorm_weights(connections: Sequence[Connection], sizes: Mapping[str, Size]) -> Iterator[Finding]:
     """β multiplies Xavier's std of the out and feed-forward matrices, and nothing else."""
-    expected = deepnorm_expected(found)
-    for c in found:
+    expected = deepnorm_expected(connections)
+    for c in connections:
         if c.placement != "DeepNorm" or c.stack not in expected:
             continue
         alpha, beta = expected[c.stack]

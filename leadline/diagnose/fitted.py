@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leadline.diagnose.structure import Connection, layers_of
+from leadline.diagnose.connection import Connection, layers_of
 
 PLACEMENTS = ("Post-LN", "Pre-LN", "DeepNorm")
 DATA = "builtin:numerals"

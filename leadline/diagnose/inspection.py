@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from leadline.diagnose import fitted, record
+from leadline.diagnose.connection import Connection
 from leadline.diagnose.faults import Finding
 from leadline.diagnose.record import Record
-from leadline.diagnose.structure import Connection
 from leadline.diagnose.verdict import Verdict, longest_warmup
 from leadline.errors import UserError
-from leadline.files import write_json
+from leadline.files import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,14 @@ class Inspection:
 def load(folder: str | Path) -> Inspection:
     path = Path(folder)
     try:
-        found = json.loads((path / "inspection.json").read_text(encoding="utf-8"))
+        saved = read_json(path / "inspection.json")
         return Inspection(
-            found["name"],
-            [_built(Connection, row) for row in found["connections"]],
-            [_built(Finding, row) for row in found["findings"]],
+            saved["name"],
+            [_built(Connection, row) for row in saved["connections"]],
+            [_built(Finding, row) for row in saved["findings"]],
             record.load(path / "records.jsonl"),
-            _built(Verdict, found["verdict"]),
-            found["facts"],
+            _built(Verdict, saved["verdict"]),
+            saved["facts"],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} does not hold an inspection: {error}") from None

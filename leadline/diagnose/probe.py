@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from leadline.diagnose import faults, structure, trace
+from leadline.diagnose.connection import Connection
 from leadline.diagnose.record import Record
 from leadline.diagnose.stream import evaluated, token_norm
-from leadline.diagnose.structure import Connection
 from leadline.errors import UserError
 
 Loss = Callable[[Any, Any], Tensor]  # of the model's output and the batch
@@ -77,13 +77,13 @@ class Subject:
 
     @cached_property
     def connections(self) -> list[Connection]:
-        found = structure.connections(self._traced[0])
-        if not found:
+        connections = structure.connections(self._traced[0])
+        if not connections:
             raise UserError(
                 f"no residual connection was found in {type(self.model).__name__}: there is nothing to inspect in a "
                 f"model that is not built of x + f(x)"
             )
-        return found
+        return connections
 
     @cached_property
     def findings(self) -> list[faults.Finding]:
@@ -123,11 +123,11 @@ def output_of(value: Any) -> Tensor | None:
 
     None: it returns its loss alone, and the last stream stands in.
     """
-    found = list(trace.tensors_in(value))
-    for t in found:
+    tensors = list(trace.tensors_in(value))
+    for t in tensors:
         if t.is_floating_point() and t.ndim >= 2:
             return t
-    if len(found) == 1 and found[0].is_floating_point():
+    if len(tensors) == 1 and tensors[0].is_floating_point():
         return None
     raise UserError(
         "the model returns no floating tensor with at least two dimensions, so its change cannot be measured"
@@ -205,12 +205,12 @@ def initial(subject: Subject, seed: int = 0, most: int | None = None) -> list[Re
 
 def _streams(subject: Subject, seed: int) -> list[Record]:
     nodes = subject._traced[0].nodes
-    found = subject.connections
-    wanted: dict[int, list[Tensor]] = {i: [] for c in found for i in (c.add, *c.norm_nodes)}
+    connections = subject.connections
+    wanted: dict[int, list[Tensor]] = {i: [] for c in connections for i in (c.add, *c.norm_nodes)}
     with quiet(subject.model), subject.reading(wanted):
         subject.run(subject.batches[0])
     records: list[Record] = []
-    for c in found:
+    for c in connections:
         at: dict[str, Any] = {"position": c.position, "stack": c.stack, "seed": seed}
         left, right, result = wanted[c.add]
         branch = right if nodes[c.add].inputs[1] == c.branch else left
@@ -306,9 +306,9 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
     train, shown = (batches[:-1], batches[-1]) if len(batches) > 1 else (batches, batches[0])
     start = start or look(subject, shown)
     records: list[Record] = []
-    found = subject.connections
+    connections = subject.connections
     weights = [(name, p) for name, p in subject.model.named_parameters() if p.requires_grad]
-    place = {w: c for c in reversed(found) for w in c.weights}
+    place = {w: c for c in reversed(connections) for w in c.weights}
     with restored(subject):
         largest = max(group["lr"] for group in optimizer.param_groups) or 1.0
         rates = [float(group["lr"]) / float(largest) * rate for group in optimizer.param_groups]
@@ -337,7 +337,7 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
                 Record("output_change", relative_change(after.output, start.output), **whole),
                 Record("step_change", relative_change(after.output, before.output), **whole),
             ]
-            for c, stream, first in zip(found, after.streams, start.streams, strict=True):
+            for c, stream, first in zip(connections, after.streams, start.streams, strict=True):
                 at = {"where": c.where, "position": c.position, "stack": c.stack, **whole}
                 records.append(Record("hidden_change", relative_change(stream, first), **at))
                 records.append(Record("diversity", diversity(stream), **at))

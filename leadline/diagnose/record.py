@@ -57,7 +57,7 @@ def save(records: Iterable[Record], path: Path) -> None:
 
 def load(path: Path) -> list[Record]:
     names = {field.name for field in fields(Record)}
-    found = []
+    records = []
     number = 0
     try:
         text = path.read_text(encoding="utf-8")
@@ -67,12 +67,12 @@ def load(path: Path) -> list[Record]:
             value = row.pop("value")
             if not isinstance(value, int | float | None):
                 raise TypeError
-            found.append(
+            records.append(
                 Record(value=math.nan if value is None else value, **{k: v for k, v in row.items() if k in names})
             )
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{path} line {number} is not a record") from None
-    return found
+    return records
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:

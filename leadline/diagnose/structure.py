@@ -10,47 +10,14 @@ way of at least one weight matrix. Everything else follows from where the normal
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from leadline.diagnose.connection import Connection, name_of
 
 ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
 
 POOLING = {"mean", "cat", "concat", "stack", "sum", "amax"}  # what a norm may follow as well
-
-
-@dataclass(frozen=True)
-class Connection:
-    """One residual connection, as found."""
-
-    add: int  # its node in the graph
-    skip: int  # the node the skip and the branch start from
-    branch: int  # the node that is added to the skip
-    where: str  # the module it happens in
-    sublayer: str  # "attention", "cross-attention" or "feed-forward"
-    weights: tuple[str, ...]  # matrices of the branch in the order of use
-    dim: int
-    norm_nodes: tuple[int, ...]  # in the branch and behind the addition
-    norm_gains: tuple[tuple[int, str], ...]  # what a norm normalises and the name of its gain
-    before: int  # norms between the skip and the branch's first matrix, one behind another
-    within: int  # norms right before the branch's last matrix
-    after_branch: int  # norms on what the branch adds
-    after_add: int  # norms on the stream behind the addition
-    on_skip: int  # norms on the skip that the branch does not share
-    skip_scale: float = 1.0
-    branch_scale: float = 1.0
-    skip_detached: bool = False  # no gradient flows through the skip
-    skip_learned: str = ""
-    branch_learned: str = ""
-    enters_normed: bool = False  # the first of a stack: a norm lies right before it, such as one of the embedding
-    previous: int = -1  # position of the connection whose stream this one takes up
-    bare_weights: tuple[str, ...] = ()  # matrices the stream itself passes on its way here
-    stack: str = ""
-    position: int = 0
-    last: bool = False  # of its stack
-    final: int = 0  # the last of a stack: norms that close it
-    closed: bool = True  # the last of a stack: all that reads the stream reads it normalised
-    placement: str = ""
 
 
 def connections(graph: Any) -> list[Connection]:
@@ -59,10 +26,10 @@ def connections(graph: Any) -> list[Connection]:
     for index, node in enumerate(graph.nodes):
         connection = reader.connection(index) if node.op == "add" else None
         if connection:
-            reader.found[index] = connection
-    found = [replace(c, position=i) for i, c in enumerate(reader.found.values())]
-    by_add = {c.add: c.position for c in found}
-    return [replace(c, placement=name_of(c)) for c in _stacks(reader.link(found, by_add))]
+            reader.known[index] = connection
+    unlinked = [replace(c, position=i) for i, c in enumerate(reader.known.values())]
+    by_add = {c.add: c.position for c in unlinked}
+    return [replace(c, placement=name_of(c)) for c in _stacks(reader.link(unlinked, by_add))]
 
 
 @dataclass
@@ -86,7 +53,7 @@ class _Reader:
     def __init__(self, graph: Any) -> None:
         self.graph, self.nodes = graph, graph.nodes
         self.users = graph.users()
-        self.found: dict[int, Connection] = {}  # by the node of the addition
+        self.known: dict[int, Connection] = {}  # by the node of the addition
         self.stream: dict[int, int] = {}  # addition of a connection: the stream before it
         self.staged: set[int] = set()  # additions of a connection that another stack continues
         self.joined: dict[int, int] = {}  # an addition of two states of one stream: the later of them
@@ -144,8 +111,8 @@ class _Reader:
                     further = node.inputs[0]
                     skip.norms.append(skip.node)
                     skip.scale *= node.factor
-                elif skip.node in self.found:
-                    further, added = self.found[skip.node].skip, True
+                elif skip.node in self.known:
+                    further, added = self.known[skip.node].skip, True
                 else:
                     break
                 walk = self.back(further)
@@ -156,7 +123,7 @@ class _Reader:
         """Whether a node is a later state of the stream that passes `source`, rather than the output of a sublayer."""
         at, hops = self.back(index, through_norms=True).node, 0
         while at > source:
-            if at in self.found:
+            if at in self.known:
                 at, hops = self.stream[at], hops + 1
             elif self.nodes[at].op == "add":
                 at = min(self.nodes[at].inputs)
@@ -167,8 +134,8 @@ class _Reader:
 
     def _drop_within(self, path: set[int], source: int) -> None:
         """Connections inside a branch (an adapter, a gate) are no sublayers of their own."""
-        for index in [i for i in path if i in self.found and not self._is_stream(i, source)]:
-            del self.found[index]
+        for index in [i for i in path if i in self.known and not self._is_stream(i, source)]:
+            del self.known[index]
 
     def _has_matrix(self, path: set[int]) -> bool:
         return any(self.nodes[i].op == "product" and self.nodes[i].weights for i in path)
@@ -224,12 +191,12 @@ class _Reader:
 
     def _before_last_matrix(self, index: int, path: set[int]) -> set[int]:
         """Norms right before the matrix that a branch ends with: behind the attention or the activation."""
-        found: set[int] = set()
+        norms: set[int] = set()
         while index in path and len(self.nodes[index].inputs) == 1:
             if self.nodes[index].op == "norm":
-                found.add(index)
+                norms.add(index)
             index = self.nodes[index].inputs[0]
-        return found
+        return norms
 
     def _deepest(self, norms: set[int]) -> int:
         """The longest chain of norms one behind another."""
@@ -239,11 +206,11 @@ class _Reader:
             depth[i] = 1 + max(below, default=0)
         return max(depth.values(), default=0)
 
-    def link(self, found: list[Connection], by_add: dict[int, int]) -> list[Connection]:
+    def link(self, unlinked: list[Connection], by_add: dict[int, int]) -> list[Connection]:
         """Which connection each one follows, and what the stream passes between two."""
         linked: list[Connection] = []
         after: dict[int, list[int]] = {}
-        for c in found:
+        for c in unlinked:
             walk = self.back(self.stream[c.add], through_norms=True)
             bare: list[str] = []
             previous = by_add.get(walk.node, -1)
@@ -334,24 +301,24 @@ class _Reader:
 
     def _chain(self, index: int) -> list[int]:
         """Norms that follow a norm directly."""
-        found: list[int] = []
+        norms: list[int] = []
         todo = [index]
         while todo:
             for user in self.users.get(todo.pop(), []):
                 if self.nodes[user].op == "norm":
-                    found.append(user)
+                    norms.append(user)
                 if self.nodes[user].op in ("norm", "same", "scale"):
                     todo.append(user)
-        return found
+        return norms
 
 
-def _stacks(found: list[Connection]) -> list[Connection]:
+def _stacks(linked: list[Connection]) -> list[Connection]:
     """Names each chain of connections by what the names of its modules have in common."""
     stack_of: dict[int, int] = {}
-    for c in found:
+    for c in linked:
         stack_of[c.position] = stack_of.get(c.previous, c.position) if c.previous >= 0 else c.position
     groups: dict[int, list[Connection]] = {}
-    for c in found:
+    for c in linked:
         groups.setdefault(stack_of[c.position], []).append(c)
     names: dict[int, str] = {}
     for first, members in groups.items():
@@ -361,31 +328,4 @@ def _stacks(found: list[Connection]) -> list[Connection]:
         while name in names.values():
             name += "'"
         names[first] = name
-    return [replace(c, stack=names[stack_of[c.position]]) for c in found]
-
-
-def name_of(c: Connection) -> str:
-    """The placement in the words of the field."""
-    scaled = abs(c.skip_scale - 1) > 1e-3 and not c.skip_learned
-    if c.after_add and not c.before and not c.after_branch:
-        return "DeepNorm" if scaled else "Admin" if c.skip_learned else "Post-LN"
-    if c.before and c.after_add:
-        return "Pre-LN and Post-LN"
-    if c.before and c.after_branch:
-        return "Sandwich-LN"
-    if c.before and c.within:
-        return "Sub-LN"
-    if c.before:
-        return "Pre-LN"
-    if c.after_branch:
-        return "branch-norm"
-    return "ReZero" if c.branch_learned else "no norm"
-
-
-def layers_of(found: Sequence[Connection]) -> dict[str, int]:
-    """How many layers each stack has: its feed-forward connections, or all where there are none."""
-    stacks = dict.fromkeys(c.stack for c in found)
-    return {
-        s: sum(c.stack == s and c.sublayer == "feed-forward" for c in found) or sum(c.stack == s for c in found)
-        for s in stacks
-    }
+    return [replace(c, stack=names[stack_of[c.position]]) for c in linked]

@@ -26,9 +26,9 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from leadline.diagnose import theory
+from leadline.diagnose.connection import Connection, layers_of
 from leadline.diagnose.faults import Finding
 from leadline.diagnose.record import Record
-from leadline.diagnose.structure import Connection, layers_of
 
 STEPS = 5  # optimizer steps of a rollout
 COLLAPSE_AFTER = 3  # of them the tokens are compared with the start

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from leadline.config import ModelConfig
 from leadline.errors import UserError
+from leadline.exchange.folder import fill
 from leadline.model import Transformer
 from leadline.model.layers import SelfAttention
 from leadline.placement import DeepNorm, Placement, PostLN, PreLN, find
@@ -83,8 +84,8 @@ FIXED = {
 def kind_of(config: ModelConfig) -> Kind:
     """Which of theirs says exactly what this model does; a UserError where none does."""
     placement = find(config.placement)
-    post = any(_computes_as(placement, known) for known in (PostLN, DeepNorm, Admin, AdminConstant))
-    kind = BERT if post else PRE if _computes_as(placement, PreLN) else None
+    post = any(computes_as(placement, known) for known in (PostLN, DeepNorm, Admin, AdminConstant))
+    kind = BERT if post else PRE if computes_as(placement, PreLN) else None
     if kind is None:
         raise UserError(
             f"{config.placement} has no counterpart in transformers: what can be exported is post_ln and those that "
@@ -94,17 +95,31 @@ def kind_of(config: ModelConfig) -> Kind:
         "an encoder alone": config.decoder_layers > 0,
         "model.embed_norm=true": not config.embed_norm,
         "model.norm=layer_norm": config.norm != "layer_norm",
+        "model.bias=true": not config.bias,
+        "model.activation=gelu or relu": config.activation not in ("gelu", "relu"),
+        "model.qk_norm=none": config.qk_norm != "none",
+        "positions in the embeddings": config.positions == "rotary",
+        "model.kv_heads=0 and model.head_dim=0": bool(config.kv_heads or config.head_dim),
         "model.activation=gelu": kind is PRE and config.head == "bert" and config.activation != "gelu",
+        "model.embeddings=tied or model.head=bert": has_bare_output(config) and not config.classes,
     }
     if missing := [what for what, lacks in wrong.items() if lacks]:
         raise UserError(f"{kind.prefix} is not this model: it needs {' and '.join(missing)}")
     return kind
 
 
-def _computes_as(placement: type[Placement], known: type[Placement]) -> bool:
+def has_bare_output(config: ModelConfig) -> bool:
+    """Whether there is an output matrix that none of theirs has: without a transform before it, and not tied."""
+    return config.head == "linear" and config.embeddings == "separate"
+
+
+def computes_as(placement: type[Placement], known: type[Placement]) -> bool:
     """By its equation: a subclass may only differ in how it starts."""
-    parts = (placement.forward, placement.inside, placement.opens.__func__, placement.final.__func__)  # type: ignore[attr-defined]
-    return parts == (known.forward, known.inside, known.opens.__func__, known.final.__func__)  # type: ignore[attr-defined]
+    parts, of_known = (
+        (one.forward, one.inside, one.norms, one.opens.__func__, one.final.__func__)  # type: ignore[attr-defined]
+        for one in (placement, known)
+    )
+    return parts == of_known
 
 
 def architecture(config: ModelConfig, kind: Kind) -> str:
@@ -139,15 +154,15 @@ def modules(model: Transformer, kind: Kind) -> Iterator[tuple[nn.Module, tuple[s
         if kind is BERT and model.head is None:
             yield model.classifier.dense, (kind.pooler,)
     elif model.classifier is not None and (model.head is None or kind is BERT):
-        last = (
-            "cls.seq_relationship"
-            if model.head is not None
-            else "classifier"
-            if kind is BERT
-            else "classifier.out_proj"
-        )
         yield model.classifier.dense, (kind.pooler,)
-        yield model.classifier.out, (last,)
+        yield model.classifier.out, (classifier_name(kind, model.head is not None),)
+
+
+def classifier_name(kind: Kind, head: bool) -> str:
+    """The last matrix of their classifier, which is that of next sentences where there is a `head` for words."""
+    if head:
+        return "cls.seq_relationship"
+    return "classifier" if kind is BERT else "classifier.out_proj"
 
 
 def is_tied(model: Transformer) -> bool:
@@ -161,23 +176,24 @@ def to_theirs(model: Transformer, kind: Kind, pad: int) -> dict[str, Tensor]:
     if kind is BERT:
         _as_post_ln(model)
     _scale_tokens(model, model.source_embed.scale)
-    found: dict[str, Tensor] = {}
+    theirs: dict[str, Tensor] = {}
     for module, names in modules(model, kind):
         for key, parameter in module.named_parameters():
             parts = parameter.chunk(len(names))
-            found |= {f"{name}.{key}": part.clone() for name, part in zip(names, parts, strict=True)}
+            theirs |= {f"{name}.{key}": part.clone() for name, part in zip(names, parts, strict=True)}
     embeddings = f"{kind.body}.embeddings"
-    places = model.source_embed.positions(torch.arange(model.config.max_length))  # also of sinusoids
-    found[f"{embeddings}.position_embeddings.weight"] = torch.cat(
+    table = typing.cast(Any, model.source_embed.positions)
+    places = table(torch.arange(model.config.max_length))  # also of sinusoids
+    theirs[f"{embeddings}.position_embeddings.weight"] = torch.cat(
         [torch.zeros(_first(kind, pad), places.shape[1]), places]
     )
     if not model.config.segments:
-        found[f"{embeddings}.token_type_embeddings.weight"] = torch.zeros(1, model.config.dim)
+        theirs[f"{embeddings}.token_type_embeddings.weight"] = torch.zeros(1, model.config.dim)
     if model.head is not None:
-        found[f"{kind.head}.bias"] = model.head.bias.clone()
+        theirs[f"{kind.head}.bias"] = model.head.bias.clone()
         if not is_tied(model):
-            found[f"{kind.head}.decoder.bias"] = model.head.bias.clone()
-    return found
+            theirs[f"{kind.head}.decoder.bias"] = model.head.bias.clone()
+    return theirs
 
 
 @torch.no_grad()
@@ -191,16 +207,11 @@ def from_theirs(model: Transformer, kind: Kind, pad: int, theirs: dict[str, Tens
         used.add(name)
         return theirs[name]
 
-    def fill(parameter: Tensor, value: Tensor, name: str) -> None:
-        if parameter.shape != value.shape:
-            raise UserError(f"{name} is {tuple(value.shape)}, and config.json makes it {tuple(parameter.shape)}")
-        parameter.copy_(value)
-
     for module, names in modules(model, kind):
         for key, parameter in module.named_parameters():
             fill(parameter, torch.cat([take(f"{name}.{key}") for name in names]), f"{names[0]}.{key}")
     name = f"{kind.body}.embeddings.position_embeddings.weight"
-    fill(model.source_embed.positions.weight, take(name)[_first(kind, pad) :], name)  # type: ignore[arg-type]
+    fill(typing.cast(Any, model.source_embed.positions).weight, take(name)[_first(kind, pad) :], name)
     if model.head is not None:
         name = f"{kind.head}.bias" if is_tied(model) else f"{kind.head}.decoder.bias"  # which their decoder reads
         fill(model.head.bias, take(name), name)
@@ -225,7 +236,7 @@ def _as_post_ln(model: Transformer) -> None:
     below, blocks = typing.cast(Any, (model.source_embed.norm, model.encoder.blocks))
     for block in blocks:
         for connection, sublayer in block.connections():
-            scale = _skip(connection)
+            scale = skip(connection)
             below.weight.mul_(scale)
             below.bias.mul_(scale)
             first = sublayer.qkv if isinstance(sublayer, SelfAttention) else sublayer.expand
@@ -233,7 +244,7 @@ def _as_post_ln(model: Transformer) -> None:
             below = connection.norm
 
 
-def _skip(connection: Placement) -> Tensor | float:
+def skip(connection: Placement) -> Tensor | float:
     if isinstance(connection, DeepNorm):
         return connection.alpha
     return connection.omega if isinstance(connection, Admin | AdminConstant) else 1.0

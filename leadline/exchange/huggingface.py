@@ -1,29 +1,32 @@
 """Folders of Hugging Face's transformers: config.json, model.safetensors and a tokenizer, without a pickle.
 
-`save` writes one that `AutoModelForMaskedLM.from_pretrained` and `AutoTokenizer.from_pretrained` open; `load` makes a
-run of one, to fine-tune or to export again. Neither needs transformers to be installed.
+`save` writes one that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` open; `load` makes a run of one,
+to train further or to export again. Neither needs transformers to be installed. Encoders are here and in bert, language
+models in decoders.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from safetensors.torch import save_file
+from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as BPE
+from tokenizers import decoders as text_decoders
 from torch import Tensor
 
 from leadline import config as configuration
 from leadline.config import Config, DataConfig, ModelConfig, TrainConfig
 from leadline.data.tokenizer import BERT_SPECIAL, Tokenizer
 from leadline.errors import UserError
-from leadline.exchange import bert
+from leadline.exchange import bert, decoders
+from leadline.exchange.folder import architecture as architecture
+from leadline.exchange.folder import description as description
+from leadline.exchange.folder import read_json, require_empty, weights
 from leadline.files import write_json
 from leadline.model import Transformer
-from leadline.training import checkpoint, optim
+from leadline.training import checkpoint, optim, saving
 from leadline.training import run as runs
 from leadline.training.trained import Trained
 
@@ -33,18 +36,18 @@ SPECIAL_KEYS = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token", "ma
 def save(trained: Trained, out: Path, labels: list[str] | None = None) -> list[str]:
     """Write a folder; what a user should know about it."""
     config, tokenizer = trained.model.config, trained.tokenizer
+    if not config.encoder_layers:
+        return decoders.save(trained, out)
     kind = bert.kind_of(config)
     pad = tokenizer.special("[PAD]")
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty: choose another folder")
-    out.mkdir(parents=True, exist_ok=True)
-    weights = bert.to_theirs(trained.model, kind, pad)
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    require_empty(out)
+    theirs = bert.to_theirs(trained.model, kind, pad)
+    save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
     described = {theirs: getattr(config, ours) for theirs, (ours, _) in bert.KEYS.items()} | {
         "architectures": [bert.architecture(config, kind)],
         "model_type": kind.model_type,
         "vocab_size": trained.model.vocab_size,
-        "max_position_embeddings": len(weights[f"{kind.body}.embeddings.position_embeddings.weight"]),
+        "max_position_embeddings": len(theirs[f"{kind.body}.embeddings.position_embeddings.weight"]),
         "type_vocab_size": max(1, config.segments),
         "tie_word_embeddings": bert.is_tied(trained.model),
         "pad_token_id": pad,
@@ -56,6 +59,8 @@ def save(trained: Trained, out: Path, labels: list[str] | None = None) -> list[s
     write_json(out / "config.json", described)
     _save_tokenizer(tokenizer, config, out)
     notes = []
+    if bert.has_bare_output(config):
+        notes.append(f"{bert.architecture(config, kind)} has no output matrix: it is left out")
     if config.pooler and not config.classes and (kind is bert.PRE or config.head == "bert"):
         notes.append(f"{bert.architecture(config, kind)} has no pooler: it is left out")
     if config.head == "bert" and config.classes and kind is bert.PRE:
@@ -94,11 +99,13 @@ def load(folder: Path, out: Path) -> list[str]:
     """Make the run `out` of a folder; what was left out."""
     runs.require_new(out)
     described = description(folder)
+    if any(name == described.get("model_type") for name in decoders.KINDS):
+        return decoders.load(folder, described, out)
     kind = next((kind for name, kind in bert.KINDS.items() if name == described.get("model_type")), None)
     if kind is None:
         raise UserError(
             f"{folder}/config.json is of the type {described.get('model_type')!r}: what can be imported is "
-            f"{' and '.join(bert.KINDS)}"
+            f"{', '.join((*bert.KINDS, *decoders.KINDS))}"
         )
     theirs = _weights(folder, kind)
     tokenizer = _tokenizer(folder)
@@ -120,13 +127,17 @@ def load(folder: Path, out: Path) -> list[str]:
     used = bert.from_theirs(model, kind, pad, theirs)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.bpe.save(str(out / "tokenizer.json"))
-    checkpoint.save(out, checkpoint.State(), model, optim.optimizer(config.optim, model), keep=1)
+    saving.save(out, checkpoint.State(), model, optim.optimizer(config.optim, model), keep=1)
     (out / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
     tied = () if described.get("tie_word_embeddings") is False else ("decoder.weight", "decoder.bias")
     left = sorted(name for name in theirs if name not in used and not name.endswith(("position_ids", *tied)))
     if left:
         notes.append(f"{len(left)} weights have no place in this model and are left out: {', '.join(left[:3])}")
     return notes
+
+
+def is_encoder(folder: Path) -> bool:
+    return any(name == description(folder).get("model_type") for name in bert.KINDS)
 
 
 def _cut_vocabulary(theirs: dict[str, Tensor], kind: bert.Kind, size: int, folder: Path) -> list[str]:
@@ -141,56 +152,9 @@ def _cut_vocabulary(theirs: dict[str, Tensor], kind: bert.Kind, size: int, folde
     return [f"{rows - size} rows of the vocabulary have no token and are left out"] if rows > size else []
 
 
-def architecture(folder: Path) -> str:
-    """What a folder says that it is."""
-    names = description(folder).get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "a model"
-
-
-def description(folder: Path) -> dict[str, Any]:
-    """config.json of a model that transformers itself has: code of a folder is never run."""
-    path = folder / "config.json"
-    described = _json(path)
-    if own := sorted(_own_code(described)):
-        raise UserError(f"{path} names code of its own ({', '.join(own)}), which is never run: give a model without it")
-    return described
-
-
-def _own_code(described: Any) -> set[str]:
-    """Keys, at any depth, by which a config names code: classes of its folder (auto_map), kernels of a hub."""
-    named, left = set[str](), [described]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            named |= {"auto_map", "custom_pipelines"} & value.keys()
-            named |= {key for key, item in value.items() if key.endswith("attn_implementation") and "/" in str(item)}
-        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return named
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist: give a folder that transformers has saved") from None
-    except RecursionError:
-        raise UserError(f"{path} is nested too deeply to be a config") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is not a JSON object")
-    return value
-
-
 def _weights(folder: Path, kind: bert.Kind) -> dict[str, Tensor]:
     """By the names that a model with a head has; some old files call a norm's weights gamma and beta."""
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise UserError(f"{folder} has no model.safetensors: save the model with transformers' save_pretrained")
-    try:
-        tensors = {name: tensor for path in files for name, tensor in load_file(path).items()}
-    except SafetensorError as error:
-        raise UserError(f"{files[0]} is damaged: {error}") from None
+    tensors = weights(folder)
     bare = not any(name.startswith(f"{kind.body}.") for name in tensors)
     old = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
     named = {}
@@ -210,8 +174,7 @@ def _model(
     if not isinstance(positions, int):
         raise UserError(f"{folder}/config.json: max_position_embeddings must be a whole number, not {positions!r}")
     head = f"{kind.head}.{kind.head_dense}.weight" in theirs
-    last = "cls.seq_relationship" if head else "classifier" if kind is bert.BERT else "classifier.out_proj"
-    scores = theirs.get(f"{last}.weight") if f"{kind.pooler}.weight" in theirs else None
+    scores = theirs.get(f"{bert.classifier_name(kind, head)}.weight") if f"{kind.pooler}.weight" in theirs else None
     values = {ours: described.get(key, usual) for key, (ours, usual) in bert.KEYS.items()} | {
         **bert.FIXED,
         "placement": "post_ln" if kind is bert.BERT else "pre_ln",
@@ -241,7 +204,7 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 def _word_pieces(folder: Path) -> BPE:
     path = folder / "tokenizer_config.json"
-    settings = _json(path) if path.exists() else {}
+    settings = read_json(path) if path.exists() else {}
     try:
         bpe = BPE(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token="[UNK]"))
     except Exception as error:  # the library has no kind of its own
@@ -255,6 +218,6 @@ def _word_pieces(folder: Path) -> BPE:
     except TypeError as error:
         raise UserError(f"{path} is not what transformers writes: {error}") from None
     bpe.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    bpe.decoder = decoders.WordPiece()
+    bpe.decoder = text_decoders.WordPiece()
     bpe.add_special_tokens([name for name in BERT_SPECIAL if bpe.token_to_id(name) is not None])
     return bpe

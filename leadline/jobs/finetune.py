@@ -22,7 +22,7 @@ from leadline import recipes, tasks
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError, nearest
-from leadline.files import write_json
+from leadline.files import read_json, write_json, write_text
 from leadline.jobs.engine import execute
 from leadline.jobs.grid import Grid, Setting, SettingScores
 from leadline.jobs.job import Job, tell_stale
@@ -34,7 +34,15 @@ TASKS = ("same_meaning", "mrpc", "rte")
 KNOWN_FILES = ("mrpc", "rte")  # tasks whose files lie somewhere
 METRICS = ("accuracy", "f1", "matthews")
 WARMUP = 0.1  # of the updates
-
+GRID = "the grid decides; use --lr, --epochs, --batch and --seeds"
+DECIDED = dict.fromkeys(
+    ("optim.lr", "optim.warmup", "train.epochs", "train.updates", "train.batch_sequences", "train.seed"), GRID
+) | {
+    "train.batch_tokens": "it is made as large as the largest --batch takes; leave it out",
+    "model.classes": "there is a class for each label of the data; leave it out",
+    "train.start": "the runs start from RUN; name another run instead",
+    "train.start_checkpoint": "use --checkpoint",
+}
 
 USUAL: Any = ([32], [5e-5], [3])
 # Xiong et al. 2020: batches of 16 and 32, rates from 1e-5 to 1e-4, 3 to 8 epochs.
@@ -56,10 +64,9 @@ def configure(
     run: Path, task: str, source: str, assignments: Sequence[str], which: str, allow_code: bool = False
 ) -> Config:
     """What all runs have in common: the model and the text of RUN, the rest of the task's recipe."""
-    given = ("optim.lr", "optim.warmup", "train.epochs", "train.updates", "train.batch_sequences", "train.seed")
     for assignment in assignments:
-        if (key := assignment.partition("=")[0].strip()) in given:
-            raise UserError(f"--set {key}: the grid decides; use --lr, --epochs, --batch and --seeds")
+        if (key := assignment.partition("=")[0].strip()) in DECIDED:
+            raise UserError(f"--set {key}: {DECIDED[key]}")
     known = task.replace("-", "_") in TASKS
     if not known and not Path(task).expanduser().exists():
         raise UserError(f"--task {task!r} is neither a task nor a file or folder: {nearest(task, TASKS)}")
@@ -102,9 +109,9 @@ def fitted(base: Config, store: Store, settings: Sequence[Setting]) -> Config:
 
 def tuned(base: Config, setting: Setting, store: Store) -> Config:
     rows = store.manifest["splits"]["train"]["rows"]
-    warmup = round(WARMUP * setting.epochs * math.ceil(rows / setting.batch))
+    updates = setting.epochs * math.ceil(math.ceil(rows / setting.batch) / base.train.accumulate)
     return base.set(
-        optim={"lr": setting.lr, "warmup": warmup},
+        optim={"lr": setting.lr, "warmup": round(WARMUP * updates)},
         train={"epochs": setting.epochs, "batch_sequences": setting.batch},
     )
 
@@ -129,6 +136,7 @@ def finetune(
     cut = {split: int(task.read(split).facts["cut"]) for split in store.manifest["splits"]}
     start = checkpoint.fingerprint(weights)
     planned = {(s, seed): job(base, s, seed, store, start) for s in settings for seed in range(1, seeds + 1)}
+    _require_own(out, base, next(iter(planned.values())))
     tell_stale(list(planned.values()), out / "runs", on_event)
     grid = Grid(planned, out / "runs", metric)
     try:
@@ -144,6 +152,20 @@ def job(base: Config, setting: Setting, seed: int, store: Store, start: str) -> 
     return Job(text, config, store.manifest["key"], start=start, group="fine-tuning")
 
 
+def _require_own(out: Path, base: Config, job: Job) -> None:
+    """Results of another run or of other data are not overwritten; where the same ones lie makes no difference."""
+    try:
+        told = read_json(out / "table.json")
+        same = [
+            told[what] == place or told.get(f"{what}_key") == key
+            for what, place, key in (("start", base.train.start, job.start), ("data", base.data.source, job.data_key))
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    if not all(same):
+        raise UserError(f"{out} holds the results of {told['start']} on {told['data']}: choose another --out")
+
+
 def _write(out: Path, grid: Grid, base: Config) -> None:
     out.mkdir(parents=True, exist_ok=True)
     text = io.StringIO()
@@ -155,8 +177,10 @@ def _write(out: Path, grid: Grid, base: Config) -> None:
         writer.writerow(
             [setting.batch, setting.lr, setting.epochs, seed, *values, bool(result["diverged"]), result["seconds"]]
         )
-    (out / "results.csv").write_text(text.getvalue(), encoding="utf-8")
+    write_text(out / "results.csv", text.getvalue())
     settings = [asdict(each) | {"mean": each.mean, "interval": each.interval} for each in grid.table()]
+    job = next(iter(grid.jobs.values()))
     of = {"start": base.train.start, "checkpoint": base.train.start_checkpoint, "data": base.data.source}
+    of |= {"start_key": job.start, "data_key": job.data_key}
     run = str(grid.jobs[grid.best()].folder(grid.root)) if grid.results() else None
     write_json(out / "table.json", of | {"metric": grid.metric, "run": run, "settings": settings})

@@ -16,7 +16,7 @@ from typing import Any
 
 from leadline.config import Config, settings, to_toml
 from leadline.errors import UserError
-from leadline.files import write_json
+from leadline.files import read_json, write_json
 from leadline.provenance import NUMERICS
 from leadline.training.events import Event
 
@@ -68,7 +68,7 @@ def finished(job: Job, root: Path) -> JobResult | None:
 def _read(path: Path) -> dict[str, Any] | None:
     """A JSON object, or nothing where it is not there or damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

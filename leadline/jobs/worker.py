@@ -26,7 +26,7 @@ from leadline import config as configuration
 from leadline import history
 from leadline.config import Config
 from leadline.errors import Diverged, Interrupted, UserError
-from leadline.files import write_json
+from leadline.files import read_json, write_json
 from leadline.jobs.job import LAST
 from leadline.provenance import stamp
 from leadline.training.events import OnStep
@@ -81,7 +81,7 @@ def _own_code(config: Config) -> bool:
 
 
 def _job(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    return dict(read_json(folder / "job.json"))
 
 
 def _translated(folder: Path, score: int, samples: Sequence[str], allow_code: bool) -> dict[str, Any]:

@@ -26,6 +26,11 @@ from leadline.kernels.pack import Pack
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Pack, Pack, bool, float], Tensor]
 
 
+def for_each_head(x: Tensor, heads: int, dim: int) -> Tensor:
+    """Keys or values of G heads at `dim`, each as often as its group has queries (Ainslie et al. 2023, GQA)."""
+    return x if x.shape[dim] == heads else x.repeat_interleave(heads // x.shape[dim], dim)
+
+
 def reference(
     q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: bool, dropout: float = 0.0
 ) -> Tensor:

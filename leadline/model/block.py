@@ -11,13 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from leadline.config import ModelConfig
 from leadline.kernels.pack import Pack
-from leadline.model.layers import Attends, CrossAttention, FeedForward, SelfAttention
+from leadline.model.layers import Attends, CrossAttention, FeedForward, Rotary, SelfAttention
 from leadline.model.operations import PLAIN
 from leadline.placement import Placement, Site, Stack, find
 
 
 def site_of(config: ModelConfig, stack: Stack, index: int) -> Site:
-    return Site(config.dim, stack, index, config.encoder_layers, config.decoder_layers, config.norm, config.norm_eps)
+    layers = (config.encoder_layers, config.decoder_layers)
+    return Site(config.dim, stack, index, *layers, config.norm, config.norm_eps, config.bias)
 
 
 class Block(nn.Module):
@@ -25,7 +26,7 @@ class Block(nn.Module):
 
     ops: Any = PLAIN
 
-    def __init__(self, config: ModelConfig, stack: Stack, layer: int) -> None:
+    def __init__(self, config: ModelConfig, stack: Stack, layer: int, rotary: Rotary | None = None) -> None:
         super().__init__()
         placement = find(config.placement)
         crosses = stack == "decoder" and config.encoder_layers > 0
@@ -35,12 +36,12 @@ class Block(nn.Module):
             return placement(site_of(config, stack, first + i))
 
         self.attn_residual = connection(0)
-        self.attn = SelfAttention(config, self.attn_residual.inside, causal=stack == "decoder")
+        self.attn = SelfAttention(config, self.attn_residual, stack == "decoder", rotary)
         if crosses:
             self.cross_residual = connection(1)
-            self.cross = CrossAttention(config, self.cross_residual.inside)
+            self.cross = CrossAttention(config, self.cross_residual)
         self.ffn_residual = connection(2 if crosses else 1)
-        self.ffn = FeedForward(config, self.ffn_residual.inside)
+        self.ffn = FeedForward(config, self.ffn_residual)
         placement.tie([joined for joined, _ in self.connections()])
 
     def forward(self, x: Any, pack: Pack, memory: Any = None, memory_pack: Pack | None = None) -> Any:
@@ -48,10 +49,10 @@ class Block(nn.Module):
         cross = None if memory is None else lambda h: self.cross(h, memory, pack, memory_pack)
         return self._join(x, lambda h: self.attn(h, pack), cross)
 
-    def step(self, x: Any, cache: Attends, memory: Attends | None = None) -> Any:
+    def step(self, x: Any, positions_N: Tensor, cache: Attends, memory: Attends | None = None) -> Any:
         """The same layer on one new token of each hypothesis."""
         cross = None if memory is None else lambda h: self.cross.step(h, memory)
-        return self._join(x, lambda h: self.attn.step(h, cache), cross)
+        return self._join(x, lambda h: self.attn.step(h, positions_N, cache), cross)
 
     def _join(self, x: Any, attend: Callable[[Any], Any], cross: Callable[[Any], Any] | None) -> Any:
         x = self.attn_residual(self.ops.enter(x), attend)
@@ -75,7 +76,9 @@ class Layers(nn.Module):
     def __init__(self, config: ModelConfig, stack: Stack) -> None:
         super().__init__()
         count = config.encoder_layers if stack == "encoder" else config.decoder_layers
-        self.blocks = nn.ModuleList(Block(config, stack, layer) for layer in range(count))
+        rotates = config.positions == "rotary"
+        rotary = Rotary(config.max_length, config.head_width, config.rotary_theta) if rotates else None
+        self.blocks = nn.ModuleList(Block(config, stack, layer, rotary) for layer in range(count))
         self.recompute = False
         placement, connections = find(config.placement), list(self.connections())
         self.opens = placement.opens(connections[0].site)

@@ -8,7 +8,9 @@ The search as it reads is here, for any device. On a GPU with Triton leadline.mo
 
 from __future__ import annotations
 
+import typing
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ class Hypothesis:
 
 def greedy(model: Transformer, source: Pack, max_lengths: Tensor, bos: int, eos: int) -> list[Hypothesis]:
     """The most likely next token, until </s> or `max_lengths` (tokens of each sentence, </s> included)."""
-    return [found[0] for found in beam_search(model, source, max_lengths, bos, eos, 1, 0.0)]
+    return [hypotheses[0] for hypotheses in beam_search(model, source, max_lengths, bos, eos, 1, 0.0)]
 
 
 @torch.inference_mode()
@@ -67,7 +69,8 @@ class Stepper:
         self.memories: list[Memory] = []
         self.caches: list[Cache] = []
         for block in model.decoder.blocks:
-            k, v = block.cross.split(block.cross.kv(memory_SD), 2)  # type: ignore[union-attr, operator]
+            cross = typing.cast(Any, block.cross)
+            k, v = cross.split(cross.kv, cross.read(memory_SD))
             keys, values = (x[cells].transpose(1, 2).contiguous() for x in (k, v))
             self.memories.append(Memory(keys, values, inside[:, None, None, :]))
             empty = keys.new_empty(sentences, k.shape[1], longest * beams, k.shape[2])
@@ -166,8 +169,8 @@ def plain_search(
         done = (at.finished >= K) | (at.score[:, 0] == MINUS_INF)
         left = int((~done).sum())
         if left <= SHRINK * len(done) or length == longest:
-            for result, found in zip(results, (at.done_score, at.done_length, at.done_tokens), strict=True):
-                result[at.sentence] = found
+            for result, values in zip(results, (at.done_score, at.done_length, at.done_tokens), strict=True):
+                result[at.sentence] = values
             if left == 0:
                 break
             rows = (~done).nonzero()[:, 0]
@@ -199,12 +202,12 @@ def _hypotheses(scores: Tensor, lengths: Tensor, tokens: Tensor, best: int) -> l
     lengths = lengths.gather(1, order).masked_fill(scores == MINUS_INF, 0)
     inside = torch.arange(tokens.shape[2], device=tokens.device) < lengths[:, :, None]
     words = _take(tokens, order)[inside].tolist()  # end to end: most of a padded row would be padding
-    found: list[list[Hypothesis]] = []
+    hypotheses: list[list[Hypothesis]] = []
     begin = 0
     for row_lengths, row_scores in zip(lengths.tolist(), scores.tolist(), strict=True):
-        found.append([])
+        hypotheses.append([])
         for length, score in zip(row_lengths, row_scores, strict=True):
             if score > MINUS_INF:
-                found[-1].append(Hypothesis(words[begin : begin + length], score))
+                hypotheses[-1].append(Hypothesis(words[begin : begin + length], score))
             begin += length
-    return found
+    return hypotheses

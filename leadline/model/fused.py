@@ -6,6 +6,7 @@ Weights keep their places; every Linear's `compute` holds what the matrix produc
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,19 +15,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.errors import UserError
-from leadline.kernels.fused.attention import attention
+from leadline.kernels.fused.attention import Heads, attention
 from leadline.kernels.fused.cross_entropy import linear_cross_entropy
 from leadline.kernels.fused.dropout import Dropout, dropout
 from leadline.kernels.fused.embedding import embed
-from leadline.kernels.fused.linear import Shared, expand, linear
+from leadline.kernels.fused.heads import Part, prepare
+from leadline.kernels.fused.linear import ACTIVATIONS, Shared, expand, linear
 from leadline.kernels.fused.residual import add_norm
 from leadline.kernels.fused.runtime import Runtime
-from leadline.kernels.fused.stream import Branch, Stream
+from leadline.kernels.fused.stream import Branch, Stream, fits
 from leadline.kernels.pack import Pack
 from leadline.model.block import Block
-from leadline.model.layers import CrossAttention, Embed, FeedForward, Linear, SelfAttention, Sinusoids, VocabularyHead
+from leadline.model.layers import (
+    Attention,
+    CrossAttention,
+    Embed,
+    FeedForward,
+    Linear,
+    SelfAttention,
+    Sinusoids,
+    VocabularyHead,
+)
 
-ACTIVATIONS = ("relu", "gelu")
 SITES = 9  # places of dropout in a block: for each sublayer inside attention or activation, and at its end
 
 
@@ -43,10 +53,12 @@ class Fused:
                 f"{' and '.join(ACTIVATIONS)}: use train.step=eager or compiled"
             )
         self.runtime = runtime
-        self.shared = memory  # the keys and values of all cross-attentions as one layer, where their weights allow it
+        # The keys and values of all cross-attentions as one layer, where nothing happens to them on their way.
+        crosses = [module for module in model.modules() if isinstance(module, CrossAttention)]
+        self.shared = memory if all(layer.unchanged for layer in crosses) else None
         self.output = output  # the projection onto the vocabulary, in the arithmetic of matrix products
         self.bias = bias  # what its head adds to every word, in the same
-        self.gelu = model.config.activation == "gelu"
+        self.activation = model.config.activation
         self.sites: dict[nn.Module, int] = {}  # where a module's places of dropout begin
         self.numbers: dict[nn.Module, int] = {}  # of the cross-attentions
         for number, name in enumerate(("source_embed", "target_embed")):
@@ -75,30 +87,40 @@ class Fused:
     def linear(self, layer: Linear, x: Any) -> Tensor:
         return linear(_half(x), layer, self.runtime, own_bias=True)
 
+    def project(self, layer: Attention, matrix: Linear, x: Any, positions: Tensor | None = None) -> Tensor:
+        """Where nothing happens to it before attention, that one adds up the gradient of the bias."""
+        y = linear(_half(x), matrix, self.runtime, own_bias=not layer.unchanged)
+        if layer.unchanged:
+            return y
+        table = None if layer.rotary is None else layer.rotary.table
+        if not all(fits(norm) for norm in layer.norms.values()):  # DyT
+            return layer.prepare(matrix, y, positions)
+        return prepare(y, _parts(layer, matrix), table, positions, self.runtime)
+
     def self_attention(self, layer: SelfAttention, x_TD: Any, pack: Pack) -> Tensor:
-        run = self.runtime
-        qkv = linear(_half(x_TD), layer.qkv, run, own_bias=False)
+        qkv = self.project(layer, layer.qkv, x_TD, pack.positions)
         inside = self._drop(layer, layer.attention_dropout, 0)
+        biases = (layer.qkv.bias,) if layer.unchanged else ()
         return attention(
-            qkv, None, pack, pack, layer.heads, layer.causal, run, dropout=inside, biases=(layer.qkv.bias,)
+            qkv, None, pack, pack, _heads(layer), layer.causal, self.runtime, dropout=inside, biases=biases
         )
 
     def cross_attention(
         self, layer: CrossAttention, x_TD: Any, memory: Tensor | Shared, pack: Pack, memory_pack: Pack
     ) -> Tensor:
-        run, shared = self.runtime, isinstance(memory, Shared)
-        kv = memory if isinstance(memory, Shared) else linear(memory, layer.kv, run, own_bias=False)
-        q = linear(_half(x_TD), layer.q, run, own_bias=False)
+        shared = isinstance(memory, Shared)
+        kv = memory if isinstance(memory, Shared) else self.project(layer, layer.kv, memory)
+        q = self.project(layer, layer.q, x_TD)
         inside = self._drop(layer, layer.attention_dropout, 0)
-        biases = (layer.q.bias, layer.kv.bias)
+        biases = (layer.q.bias, layer.kv.bias) if layer.unchanged else ()
         number = self.numbers[layer] if shared else 0
         return attention(
-            q, kv, pack, memory_pack, layer.heads, False, run, dropout=inside, biases=biases, number=number
+            q, kv, pack, memory_pack, _heads(layer), False, self.runtime, dropout=inside, biases=biases, number=number
         )
 
     def expand(self, layer: FeedForward, x_TD: Any) -> Tensor:
         inside = self._drop(layer, layer.activation_dropout.p, 0)
-        return expand(_half(x_TD), layer.expand, self.gelu, inside, self.runtime)
+        return expand(_half(x_TD), layer.expand, self.activation, inside, self.runtime)
 
     def branch(self, layer: Any, last: Linear, x: Tensor) -> Branch:
         if not isinstance(layer.inside, nn.Identity):
@@ -107,7 +129,7 @@ class Fused:
         return Branch(self.runtime, y, last.bias, self._drop(layer, layer.dropout.p, 1))
 
     def embed(self, foot: Embed, tokens: Tensor, positions: Tensor, segments: Tensor | None) -> Tensor:
-        places = foot.positions.table if isinstance(foot.positions, Sinusoids) else foot.positions.weight
+        places = getattr(foot.positions, "table" if isinstance(foot.positions, Sinusoids) else "weight", None)
         how = self._drop(foot, foot.dropout.p, 0)
         plain = isinstance(foot.norm, nn.Identity) and foot.segments is None
         first = how if plain else self.runtime.dropout(0.0, 0)
@@ -124,7 +146,7 @@ class Fused:
 
     def head(self, head: VocabularyHead, x_TD: Tensor) -> Tensor:
         none = self.runtime.dropout(0.0, 0)
-        x = expand(x_TD, head.dense, self.gelu, none, self.runtime)
+        x = expand(x_TD, head.dense, self.activation, none, self.runtime)
         normed = add_norm(x.float(), None, head.norm, self.runtime, dropout=none).h
         assert normed is not None
         return normed
@@ -149,6 +171,18 @@ class Fused:
         return self.runtime.dropout(p if layer.training else 0.0, self.sites[layer] + place)
 
 
+def _heads(layer: Attention) -> Heads:
+    return Heads(layer.heads, layer.groups, layer.width)
+
+
+def _parts(layer: Attention, matrix: Linear) -> list[Part]:
+    begins = [0, *itertools.accumulate(matrix.sizes)]
+    return [
+        Part(begin, size // layer.width, layer.width, layer.rotary is not None and role != "v", layer.norm_of(role))
+        for role, begin, size in zip(matrix.roles, begins, matrix.sizes, strict=False)
+    ]
+
+
 def _half(x: Any) -> Tensor:
     """As matrix products read it."""
     return x.half if isinstance(x, Stream) else x
@@ -168,7 +202,8 @@ def to_infer(model: Any, dtype: torch.dtype) -> Iterator[None]:
         return
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     for layer in linears:
-        layer.compute = layer.weight.detach().to(dtype), layer.bias.detach().to(dtype)
+        own = None if layer.bias is None else layer.bias.detach().to(dtype)
+        layer.compute = layer.weight.detach().to(dtype), own
     output = model.output.weight.detach()
     bias = None if model.head is None else model.head.bias.detach().to(dtype)
     runtime = Runtime(dtype, torch.zeros(1, dtype=torch.int64, device=output.device))

@@ -15,6 +15,7 @@ A placement whose gains are defined on a base names it; any other starts from fa
 as in the papers. `model.init` chooses another base; the first line of the training then says that it is a variant.
 
     embeddings  N(0, 1/D), times the gain for "embed"
+    gate        of a gated FFN: as its first matrix; placements that scale whole layers scale it, the others do not
     heads       Xavier: they are no part of the residual stream, so no placement scales them
     layer-norm gains 1; gains of a placement are for matrices, never for biases
 """
@@ -63,7 +64,7 @@ def base_std(role: Role, shape: tuple[int, ...], base: Base) -> float:
     if role == "embed":
         return shape[-1] ** -0.5
     outputs, inputs = shape
-    if base == "fairseq_2020" and role in ("ffn_in", "ffn_out"):
+    if base == "fairseq_2020" and role in ("ffn_in", "ffn_gate", "ffn_out"):
         return (3 * inputs) ** -0.5
     smaller = base != "xavier" and role in ("q", "k", "v")
     return (2 / (outputs + inputs)) ** 0.5 * (0.5**0.5 if smaller else 1.0)
@@ -92,7 +93,8 @@ def weights(model: nn.Module, config: ModelConfig) -> Iterator[Weight]:
                         for role, matrix, bias in linear.parts():
                             std = base_std(role, matrix.shape, base) * connection.gain(role, site)
                             yield Weight(role, site, std, matrix)
-                            biases.append(Weight(role, site, bias_std(role, linear.in_features, base), bias))
+                            if bias is not None:
+                                biases.append(Weight(role, site, bias_std(role, linear.in_features, base), bias))
     yield from (bias for bias in biases if bias.std)
 
 
@@ -109,7 +111,7 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
     Each matrix has its own generator, so that a thousand layers are drawn by all cores.
     """
     for module in model.modules():
-        if isinstance(module, Linear | VocabularyHead):
+        if isinstance(module, Linear | VocabularyHead) and module.bias is not None:
             module.bias.zero_()
 
     def draw(number: int, weight: Weight) -> None:

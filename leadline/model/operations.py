@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leadline.kernels.attention import for_each_head
 from leadline.kernels.cross_entropy import cross_entropy
 from leadline.kernels.pack import Pack
 
@@ -53,22 +54,28 @@ class Plain:
         weight, bias = layer.compute
         return F.linear(x.to(weight.dtype), weight, bias)
 
+    def project(self, layer: Attention, linear: Linear, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """q, k and v, or some of them, side by side, as attention sees them."""
+        x = linear(x)
+        return x if layer.unchanged else layer.prepare(linear, x, positions)
+
     def self_attention(self, layer: SelfAttention, x_TD: Tensor, pack: Pack) -> Tensor:
         """Softmax(q·kᵀ/√d)·v of every head, side by side."""
-        q, k, v = layer.split(layer.qkv(x_TD), 3)
+        q, k, v = layer.split(layer.qkv, self.project(layer, layer.qkv, x_TD, pack.positions))
         return self._attend(layer, q, k, v, pack, pack, layer.causal)
 
     def cross_attention(
         self, layer: CrossAttention, x_TD: Tensor, memory: Tensor, pack: Pack, memory_pack: Pack
     ) -> Tensor:
-        (q,) = layer.split(layer.q(x_TD), 1)
-        k, v = layer.split(layer.kv(memory), 2)
+        (q,) = layer.split(layer.q, self.project(layer, layer.q, x_TD))
+        k, v = layer.split(layer.kv, self.project(layer, layer.kv, memory))
         return self._attend(layer, q, k, v, pack, memory_pack, False)
 
     def _attend(
         self, layer: Attention, q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: bool
     ) -> Tensor:
         dropout = layer.attention_dropout if layer.training else 0.0
+        k, v = (for_each_head(x, layer.heads, 1) for x in (k, v))
         return layer.kernel(q, k, v, q_pack, k_pack, causal, dropout).flatten(1)
 
     def expand(self, layer: FeedForward, x_TD: Tensor) -> Tensor:
@@ -80,7 +87,9 @@ class Plain:
         return layer.dropout(last(layer.inside(x)))
 
     def embed(self, foot: Embed, tokens_T: Tensor, positions_T: Tensor, segments_T: Tensor | None) -> Tensor:
-        x_TD = foot.scale * foot.tokens(tokens_T) + foot.positions(positions_T)
+        x_TD = foot.scale * foot.tokens(tokens_T)
+        if foot.positions is not None:
+            x_TD = x_TD + foot.positions(positions_T)
         if foot.segments is not None:  # what does not say is of the first kind
             x_TD = x_TD + foot.segments(torch.zeros_like(tokens_T) if segments_T is None else segments_T)
         return foot.dropout(foot.norm(x_TD))

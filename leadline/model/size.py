@@ -13,7 +13,8 @@ BLOCK = 10_000  # bytes that the objects of a block take at least, however narro
 def weights(model: ModelConfig, vocabulary: int) -> int:
     """Numbers in its matrices; biases, norms and what a placement adds are a few hundredths more."""
     dim, stacks = model.dim, (model.encoder_layers > 0) + (model.decoder_layers > 0)
-    attention, ffn = 4 * dim**2, 2 * dim * model.ffn_dim
+    attention = 2 * dim * (model.heads + model.groups) * model.head_width
+    ffn = (3 if model.activation == "swiglu" else 2) * dim * model.ffn_dim
     blocks = model.encoder_layers * (attention + ffn) + model.decoder_layers * (stacks * attention + ffn)
     tables = (1 if model.embeddings == "tied" else stacks) + (model.embeddings == "separate")
     positions = model.max_length if model.positions == "learned" else 0
@@ -28,16 +29,19 @@ def require_room(model: ModelConfig, vocabulary: int) -> None:
     _require(needed, machine.memory(), "this machine", f"building {_told(model, vocabulary)}")
 
 
-def require_room_to_train(config: Config, vocabulary: int, available: float, where: str) -> None:
-    """For weights, gradients and what the optimizer keeps, and for what a batch leaves for the backward pass."""
+def require_room_to_train(config: Config, vocabulary: int, available: float, where: str, processes: int = 1) -> None:
+    """For weights, gradients and what the optimizer keeps, and for what a batch leaves for the backward pass.
+
+    Of what the optimizer keeps each of several processes has its part.
+    """
     model, train = config.model, config.train
-    kept = {"sgd": 3 if config.optim.momentum else 2}.get(config.optim.name, 4)  # numbers a weight
+    state = {"sgd": 1 if config.optim.momentum else 0}.get(config.optim.name, 2)  # numbers a weight
     tokens = train.batch_tokens
     if train.batch_sequences:
         tokens = min(tokens, train.batch_sequences * model.max_length)
     block = model.dim if train.recompute else 4 * model.dim + model.ffn_dim  # numbers a token, at least
     layers, size = model.decoder_layers or model.encoder_layers, 2 if train.precision == "bf16" else 4
-    needed = 4 * kept * weights(model, vocabulary) + tokens * block * layers * size
+    needed = int(4 * (2 + state / processes) * weights(model, vocabulary)) + tokens * block * layers * size
     batch = f"batches of train.batch_tokens={train.batch_tokens}"
     _require(needed, available, where, f"training {_told(model, vocabulary)} on {batch}")
 

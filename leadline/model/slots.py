@@ -34,7 +34,7 @@ SHARE = 0.5  # of the free memory that keys and values may take
 class SlotCache:
     """Keys and values of one decoder layer, in the cells of leadline.kernels.fused.search."""
 
-    keys: Tensor  # [N, longest, H, d]
+    keys: Tensor  # [N, longest, G, d]
     values: Tensor
     state: State
 
@@ -48,14 +48,14 @@ class SlotCache:
 class SlotMemory:
     """Keys and values of the encoder's output, packed as they are."""
 
-    kv_SE: Tensor  # [S, 2·H·d]
-    heads: int
+    kv_SE: Tensor  # [S, 2·G·d]
+    width: int  # of a head
     state: State
 
     def attend(self, q_ND: Tensor) -> Tensor:
         from leadline.kernels.fused.search import cross_attention
 
-        return cross_attention(q_ND, self.kv_SE, self.state.sentence, self.state.starts, self.heads)
+        return cross_attention(q_ND, self.kv_SE, self.state.sentence, self.state.starts, self.width)
 
 
 def usable(device: torch.device) -> bool:
@@ -95,15 +95,15 @@ def _search(
     longest = int(max_lengths.max())
     memory_SD = model.encode(source)
     blocks = model.decoder.blocks
-    kvs = [block.cross.kv(memory_SD) for block in blocks]  # type: ignore[union-attr, operator]
+    kvs = [block.cross.read(memory_SD) for block in blocks]  # type: ignore[union-attr, operator]
     config = model.config
-    shape = (beam, longest, config.heads, config.head_width)  # of a slot
+    shape = (beam, longest, config.groups, config.head_width)  # of a slot
     slots = min(slots, len(max_lengths), _slots_in_memory(kvs[0], 2 * len(blocks) * _product(shape)))
     state = State.begin(source.starts, max_lengths, slots, beam, longest, bos, eos, length_penalty)
     layers: list[Any] = []
     for block, kv in zip(blocks, kvs, strict=True):
         keys = kv.new_empty(slots * beam, *shape[1:])
-        layers.append((block, SlotCache(keys, torch.empty_like(keys), state), SlotMemory(kv, config.heads, state)))
+        layers.append((block, SlotCache(keys, torch.empty_like(keys), state), SlotMemory(kv, config.head_width, state)))
 
     def step() -> None:
         advance(state, model.step(state.tokens, state.positions, layers))

@@ -5,7 +5,7 @@
     logits_TV = model.logits(hidden_TD)
     scores_SC = model.classify(hidden_TD, firsts_S)   # with model.classes, from each sequence's first token
 
-A model with no decoder layers takes `model(source)`, one with no encoder layers `model(target=target)`.
+A model with one stack takes one pack, `model(pack)`: with no encoder layers every token sees those before it only.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Transformer(nn.Module):
         initialise(self, config, seed)
 
     def forward(self, source: Pack | None = None, target: Pack | None = None) -> Tensor:
-        """The hidden states at the top of the last stack."""
+        """The hidden states at the top of the last stack. A stack that is alone takes the first pack."""
+        if not self.config.encoder_layers and target is None:
+            source, target = None, source
         given = (source is not None, target is not None)
         if given != (self.config.encoder_layers > 0, self.config.decoder_layers > 0):
             raise ValueError("give a pack to each stack the model has: source to the encoder, target to the decoder")
@@ -77,11 +79,20 @@ class Transformer(nn.Module):
     def step(
         self, tokens_N: Tensor, positions_N: Tensor, layers: Iterable[tuple[Any, Attends, Attends | None]]
     ) -> Tensor:
-        """Logits of the token that follows each hypothesis; a decoder block's keys and values come with it."""
+        """Logits of the token that follows each hypothesis; a decoder block's keys and values come with it.
+
+        Without an encoder there is no memory.
+        """
+        return self.logits(self.advance(tokens_N, positions_N, layers))
+
+    def advance(
+        self, tokens_N: Tensor, positions_N: Tensor, layers: Iterable[tuple[Any, Attends, Attends | None]]
+    ) -> Tensor:
+        """The same up to the hidden states."""
         x = self.decoder.opens(self.target_embed(tokens_N, positions_N))
         for block, cache, memory in layers:
-            x = block.step(x, cache, memory)
-        return self.logits(self.decoder.close(x))
+            x = block.step(x, positions_N, cache, memory)
+        return self.decoder.close(x)
 
     def classify(self, hidden_TD: Tensor, firsts_S: Tensor) -> Tensor:
         """[S, classes] scores of the sequences that begin at `firsts_S`."""

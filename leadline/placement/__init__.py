@@ -13,6 +13,9 @@ from leadline.placement.base import ROLES, Architecture, Base, NormName, Placeme
 from leadline.placement.deepnorm import DeepNorm
 from leadline.placement.dlcl import DLCL
 from leadline.placement.ds_init import DSInit
+from leadline.placement.hybrid_norm import HybridNorm
+from leadline.placement.keel import Keel
+from leadline.placement.layer_scale import LayerScale
 from leadline.placement.ln_scaling import LNScaling
 from leadline.placement.mix_ln import MixLN
 from leadline.placement.normformer import NormFormer
@@ -20,9 +23,11 @@ from leadline.placement.post_ln import PostLN
 from leadline.placement.post_ln_init import PostLNInit
 from leadline.placement.pre_ln import PreLN
 from leadline.placement.r_fixup import RFixup
+from leadline.placement.res_post_ln import ResPostLN
 from leadline.placement.resi_dual import ResiDual
 from leadline.placement.rezero import ReZero
 from leadline.placement.sandwich_ln import PeriLN, SandwichLN
+from leadline.placement.siamese_norm import SiameseNorm
 from leadline.placement.sub_ln import SubLN
 from leadline.placement.t_fixup import TFixup
 
@@ -46,6 +51,11 @@ PLACEMENTS: dict[str, type[Placement]] = {
     "t_fixup": TFixup,
     "r_fixup": RFixup,
     "rezero": ReZero,
+    "res_post_ln": ResPostLN,
+    "layer_scale": LayerScale,
+    "hybrid_norm": HybridNorm,
+    "keel": Keel,
+    "siamese_norm": SiameseNorm,
 }
 
 
@@ -58,14 +68,14 @@ def find(name: str) -> type[Placement]:
     module_name, _, class_name = name.partition(":")
     sys.path.append(os.getcwd())  # a user's own file is found beside their runs
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        placement = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # anything may go wrong in a user's file
         raise UserError(f"the placement {name!r} cannot be imported: {error}") from error
     finally:
         sys.path.pop()
-    if not (isinstance(found, type) and issubclass(found, Placement)):
+    if not (isinstance(placement, type) and issubclass(placement, Placement)):
         raise UserError(f"{name!r} is not a subclass of leadline.placement.Placement")
-    return found
+    return placement
 
 
 __all__ = [

@@ -16,16 +16,16 @@ from typing import Any, ClassVar, Literal, get_args
 from torch import Tensor, nn
 
 from leadline.errors import UserError
-from leadline.kernels.norm import LayerNorm, RMSNorm
+from leadline.kernels.norm import DyT, LayerNorm, RMSNorm
 
 # "head" is what reads the finished stream: no residual connection, so no placement is asked for its gain.
-Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_out", "embed", "head"]
+Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_gate", "ffn_out", "embed", "head"]
 ROLES: tuple[Role, ...] = tuple(role for role in get_args(Role) if role != "head")
 
 Stack = Literal["encoder", "decoder"]
 Kind = Literal["self", "cross", "ffn"]
 Architecture = Literal["encoder-only", "decoder-only", "encoder-decoder"]
-NormName = Literal["layer_norm", "rms_norm"]
+NormName = Literal["layer_norm", "rms_norm", "dyt"]
 Base = Literal["xavier", "fairseq_2019", "fairseq_2020"]  # what weights start as before gains: leadline.model.init
 
 
@@ -40,6 +40,7 @@ class Site:
     decoder_layers: int = 0  # M in the papers; 0: the model has no decoder
     norm_name: NormName = "layer_norm"
     norm_eps: float = 1e-5
+    norm_bias: bool = True  # of layer norms and DyT; an RMS norm has none
 
     def __post_init__(self) -> None:
         if self.layers < 1:
@@ -79,7 +80,11 @@ class Site:
     def norm(self, width: int | None = None) -> nn.Module:
         """A new norm, of the stream unless another width is given."""
         width = width or self.dim
-        return (LayerNorm if self.norm_name == "layer_norm" else RMSNorm)(width, eps=self.norm_eps)
+        if self.norm_name == "rms_norm":
+            return RMSNorm(width, eps=self.norm_eps)
+        if self.norm_name == "dyt":
+            return DyT(width, self.norm_bias)
+        return LayerNorm(width, eps=self.norm_eps, bias=self.norm_bias)
 
 
 def tensor(x: Any) -> Tensor:
@@ -96,6 +101,7 @@ class Placement(nn.Module, ABC):
 
     architectures: ClassVar[tuple[Architecture, ...]] = get_args(Architecture)  # those the paper defines
     base: ClassVar[Base | None] = None  # the base initialisation its gains are defined on; None: any
+    norms: ClassVar[tuple[Role, ...]] = ()  # of q, k and v, those that attention norms before it compares them
 
     def __init__(self, site: Site) -> None:
         super().__init__()

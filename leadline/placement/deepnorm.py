@@ -2,7 +2,8 @@
 
 Wang et al. 2022, "DeepNet: Scaling Transformers to 1,000 Layers" (arXiv 2203.00555), Figure 2. α and β depend
 on N encoder and M decoder layers so that the model's update stays bounded at any depth, as far as matrices and steps of
-SGD go (docs/theory.md: with Adam the rate must fall with depth). q and k keep gain 1, and biases are not scaled.
+SGD go (docs/theory.md: with Adam the rate must fall with depth). q and k keep gain 1, and biases are not scaled. Nor is
+the gate of a gated FFN, which the paper does not have: the product of the other two is then what the paper bounds.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class DeepNorm(Placement):
 
     @classmethod
     def gain(cls, role: Role, site: Site) -> float:
-        return 1.0 if role in ("q", "k", "embed") else alpha_beta(site)[1]
+        return 1.0 if role in ("q", "k", "ffn_gate", "embed") else alpha_beta(site)[1]
 
     def describe(self) -> dict[str, float]:
         return {"alpha": self.alpha, "beta": self.beta}

@@ -3,7 +3,8 @@
 Zhang et al. 2019, "Fixup Initialization: Residual Learning Without Normalization" (arXiv 1901.09321), whose rule
 DeepNet compares with as R-Fixup: with L residual connections in the model (2N + 3M), a branch of m matrices scales them
 by L^(-1/(2m-2)): the first matrix of the FFN (m = 2) by L^-½, the four of attention (m = 4) by L^-1/6. The last matrix
-of the FFN starts at 0. s starts at 1, b and c at 0. Fixup's scalar biases inside the branch are the matrices' own.
+of the FFN starts at 0, and the gate of a gated FFN at Xavier: the matrices before the last then still have the product
+that the rule asks for. s starts at 1, b and c at 0. Fixup's scalar biases inside the branch are the matrices' own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class RFixup(Placement):
 
     @classmethod
     def gain(cls, role: Role, site: Site) -> float:
-        if role == "embed":
+        if role in ("embed", "ffn_gate"):
             return 1.0
         if role == "ffn_out":
             return 0.0

@@ -6,7 +6,8 @@ their Xavier gain multiplied by γ:
     encoder-only, decoder-only    √ln(2N), √ln(2M)
     encoder-decoder               √(ln(3M)·ln(2N)/3) in the encoder, √ln(3M) in the decoder
 
-Cross-attention is plain Pre-LN with gain 1, as in the authors' torchscale.
+Cross-attention is plain Pre-LN with gain 1, as in the authors' torchscale. The gate of a gated FFN, which the paper
+does not have, keeps gain 1.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class SubLN(PreLN):
 
     @classmethod
     def gain(cls, role: Role, site: Site) -> float:
-        return 1.0 if role in ("q", "k", "embed") or site.kind == "cross" else gamma(site)
+        return 1.0 if role in ("q", "k", "ffn_gate", "embed") or site.kind == "cross" else gamma(site)
 
     def describe(self) -> dict[str, float]:
         return {"gamma": gamma(self.site)}

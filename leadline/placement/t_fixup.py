@@ -6,7 +6,7 @@ the embeddings, N(0, 1/D), by (9N)^-¼. q and k are left.
 
 The authors' code also multiplies v by √2, because its base (fairseq) draws q, k and v with gain 1/√2. Ours draws v with
 gain 1, so the factor is there already. Theirs leaves q and k at 1/√2, the paper's text at 1; so do we.
-The paper has no encoder or decoder alone.
+The paper has no encoder or decoder alone, and no gated FFN: its gate is left, as q and k are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TFixup(Placement):
 
     @classmethod
     def gain(cls, role: Role, site: Site) -> float:
-        if role in ("q", "k"):
+        if role in ("q", "k", "ffn_gate"):
             return 1.0
         if role == "embed":
             return (9 * site.encoder_layers) ** -0.25

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from leadline.diagnose import fitted, theory
+from leadline.diagnose.connection import Connection
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.record import QUANTITIES, Record, spread
-from leadline.diagnose.structure import Connection
 from leadline.diagnose.verdict import COLLAPSE_AFTER, STEPS, features, probability, score
 from leadline.options import flat
 from leadline.report.page import Chart, Section, Series, Table, Words

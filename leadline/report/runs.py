@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import tomllib
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from leadline import history
+from leadline import evaluations, history
 from leadline.errors import UserError
 from leadline.history import History, number
-from leadline.options import flat
+from leadline.options import flat, read_toml
+from leadline.provenance import facts_of
+from leadline.report.heat import Heat
 from leadline.report.page import Chart, Section, Series, Style, Table, Tone, Words
 
 # key of a row, title, label with the unit, log y
@@ -20,8 +22,11 @@ CURVES = [
     ("lr", "Learning rate", "learning rate", False),
     ("grad_norm", "Gradient norm", "norm of the gradient", True),
     ("tokens_per_second", "Speed", "target tokens a second", False),
+    ("wait_share", "Waiting for the host", "share of the time that the device waits", False),
 ]
-ELSEWHERE = {"valid_loss", "valid_nll", "valid_skipped"}  # in the first chart, or nothing to see
+# In the first chart, or the same all the time.
+ELSEWHERE = {"valid_loss", "valid_nll", "valid_skipped", "valid_trigram_nll", "valid_trigram_bits_per_byte"}
+MEANS = {"bleu": "all", "bleu_to_en": "into English", "bleu_from_en": "out of English", "bleu_zero_shot": "zero-shot"}
 LAYERS_SHOWN = 12  # lines of a chart that are selected at first
 
 
@@ -33,6 +38,7 @@ class ReportedRun:
     config: dict[str, Any]
     facts: dict[str, Any]
     history: History
+    by_direction: list[dict[str, Any]] = field(default_factory=list)  # of many languages: what evaluate has written
 
     @property
     def compares_with(self) -> tuple[str, str]:
@@ -83,7 +89,7 @@ def sections_of(folders: Sequence[Path]) -> list[Section]:
 
 
 def _compared(runs: list[ReportedRun]) -> list[Section]:
-    return [_loss(runs), *_curves(runs), *_layers(runs), _overview(runs), *_differences(runs)]
+    return [_loss(runs), *_directions(runs), *_curves(runs), *_layers(runs), _overview(runs), *_differences(runs)]
 
 
 def _stood_on(runs: list[ReportedRun]) -> list[Section]:
@@ -103,30 +109,14 @@ def read(folders: Sequence[Path]) -> list[ReportedRun]:
 
 
 def _read(folder: Path, name: str) -> ReportedRun:
-    if not (folder / "config.toml").is_file():
+    facts = facts_of(folder)
+    if not (folder / "config.toml").is_file() and "seal" not in facts:
         raise UserError(f"{folder} is not a run: it has no config.toml")
-    try:
-        config = tomllib.loads(_text(folder / "config.toml"))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{folder / 'config.toml'} is not a TOML file: {error}") from None
-    facts: Any = {}
-    if (folder / "run.json").exists():
-        try:
-            facts = json.loads(_text(folder / "run.json"))
-        except ValueError:
-            facts = None
-        if not isinstance(facts, dict):
-            raise UserError(f"{folder / 'run.json'} is damaged: it does not hold a JSON object")
-    return ReportedRun(name, flat(config), facts, _history(folder))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is damaged: it is not text") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if (folder / "run.json").exists() and not facts:
+        raise UserError(f"{folder / 'run.json'} is damaged: leadline train --resume {folder} writes it again")
+    # What it was trained with, also where config.toml has been torn or changed; earlier versions have that alone.
+    config = facts["config"] if "seal" in facts else read_toml(folder / "config.toml")
+    return ReportedRun(name, flat(config), facts, _history(folder), list(evaluations.read(folder)))
 
 
 def _history(folder: Path) -> History:
@@ -163,6 +153,23 @@ def _loss(runs: list[ReportedRun]) -> Chart:
         series.append(Series("validation", *run.history.curve("valid_nll"), style="points", group=run.name))
     caption = "Lines: training, with label smoothing where the run has it. Points: validation, without."
     return Chart("Loss", "update", f"loss ({runs[0].unit})", series, caption=caption)
+
+
+def _directions(runs: list[ReportedRun]) -> Iterable[Heat]:
+    """Of many languages: BLEU from every language into every other."""
+    for run in runs:
+        for facts in run.by_direction:
+            bleu = {row["direction"]: float(row["bleu"]) for row in facts["by_direction"]}
+            ends = [direction.split("-") for direction in bleu]
+            sources, targets = (sorted({each[side] for each in ends}) for side in (0, -1))
+            values = [[bleu.get(f"{source}-{target}", math.nan) for target in targets] for source in sources]
+            off = number(facts.get("off_target")) or 0.0
+            means = ", ".join(
+                f"{words} {facts[key]:.1f}" for key, words in MEANS.items() if number(facts.get(key)) is not None
+            )
+            caption = f"Means: {means}. Off-target (in another language than asked for): {off:.1%} of the outputs."
+            where = f" of {run.name}" if len(runs) > 1 else ""
+            yield Heat(f"BLEU by direction, {facts['name']}{where}", "into", "from", targets, sources, values, caption)
 
 
 def _curves(runs: list[ReportedRun]) -> Iterable[Chart]:
@@ -212,7 +219,7 @@ def _evenly(items: list[str], count: int) -> list[str]:
 
 def _overview(runs: list[ReportedRun]) -> Table:
     columns = ["run", "placement", "started from", "layers", "dim", "lr", "warm-up", "updates"]
-    columns += ["last valid loss", "best valid loss", "best at", "seconds", "ended"]
+    columns += ["last valid loss", "best valid loss", "best at", "seconds", "waited", "ended"]
     rows = []
     for run in runs:
         get = run.config.get
@@ -222,7 +229,9 @@ def _overview(runs: list[ReportedRun]) -> Table:
         asked += [get("model.dim"), get("optim.lr"), get("optim.warmup")]
         last, (best, at) = (run.evaluations[-1][0], min(run.evaluations)) if run.evaluations else (None, (None, None))
         seconds = [value for value in run.history.curve("seconds")[1] if value is not None]
-        measured = [run.history.rows[-1]["update"], last, best, at, round(seconds[-1]) if seconds else None, run.ended]
+        waited = run.history.points("wait_seconds")[1]
+        measured = [run.history.rows[-1]["update"], last, best, at, round(seconds[-1]) if seconds else None]
+        measured += [round(sum(waited), 1) if waited else None, run.ended]
         rows.append([*asked, *measured])
     return Table("Runs", columns, rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leadline.reproduce import bert, deepnet, depths, gradients, sensitivity, xiong
+from leadline.reproduce import bert, deepnet, depths, gradients, lm, multilingual, sensitivity, xiong
 from leadline.reproduce.figure import Figure
 
 SCALES = ("tiny", "small", "paper")
@@ -20,7 +20,10 @@ FIGURES: dict[str, Figure] = {
     "deepnet-fig6": depths.FIG6,
     "deepnet-fig7": depths.FIG7,
     "deepnet-1000": depths.THOUSAND,
+    "deepnet-multilingual": multilingual.FIGURE,
     "sensitivity": sensitivity.FIGURE,
+    "lm-warmup": lm.WARMUP,
+    "lm-sensitivity": lm.SENSITIVITY,
 }
 
 __all__ = ["FIGURES", "SCALES", "Figure"]

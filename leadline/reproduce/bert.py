@@ -20,6 +20,7 @@ TASKS = {"tiny": ("same_meaning",), "small": ("mrpc", "rte"), "paper": ("mrpc", 
 SEEDS = {"tiny": 2, "small": 6, "paper": 6}
 SETTINGS = {"tiny": Setting(32, 1e-3, 1), "small": Setting(32, 5e-5, 3), "paper": Setting(32, 5e-5, 3)}
 NEVER = 1 << 30  # updates
+GENERATED = 1000  # examples of a task without files
 
 
 def base(scale: str) -> Config:
@@ -61,7 +62,7 @@ def _classifiers(scale: str, pretrained: Config) -> dict[str, Config]:
         recipe = recipes.find(task)
         source = parse(recipe.data.source)
         if not source.place:  # it is generated
-            recipe = recipe.set(data={"size": 1000})
+            recipe = recipe.set(data={"size": GENERATED})
         elif not source.path.exists():
             continue
         vocabulary = prepare(pretrained.data) / "tokenizer.json"

@@ -93,18 +93,21 @@ class Chosen:
         for prefix in self.only:
             if not any(label.startswith(prefix) for label in variants):
                 raise UserError(f"{name} has no run that begins with {prefix!r}: {nearest(prefix, variants)}")
-        there = sorted({variant.config.model.encoder_layers for variant in variants.values()})
+        there = sorted({_depth(variant) for variant in variants.values()})
         for depth in self.depths:
             if depth not in there:
                 raise UserError(f"{name} has no run of {depth} layers: it has {', '.join(map(str, there))}")
         asked = {
             label: variant
             for label, variant in variants.items()
-            if (not self.only or label.startswith(self.only))
-            and (not self.depths or variant.config.model.encoder_layers in self.depths)
+            if (not self.only or label.startswith(self.only)) and (not self.depths or _depth(variant) in self.depths)
         }
         needed = {variant.start for variant in asked.values()} - {""}
         return {label: variant for label, variant in variants.items() if label in asked or label in needed}
+
+
+def _depth(variant: Variant) -> int:
+    return variant.config.model.encoder_layers or variant.config.model.decoder_layers
 
 
 ALL = Chosen()

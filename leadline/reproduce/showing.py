@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from leadline.files import read_json
 from leadline.report import page
 from leadline.report.page import Chart, Section, Table, Words
 from leadline.reproduce.claims import Judged, Verdict
@@ -77,7 +77,7 @@ def write_page(figure: Figure, out: Path, name: str, shown: Sequence[Section]) -
 def overview(out: Path, names: Iterable[str]) -> Path:
     """A page with the claims of those figures that were made in a folder."""
     paths = [path for name in names if (path := out / f"{name}.json").exists()]
-    made = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    made = [read_json(path) for path in paths]
     tables = [_claims(f"{f['title']} ({f['figure']}.html, scale {f['scale']})", f["claims"]) for f in made]
     counts = Counter(claim["verdict"] for each in made for claim in each["claims"])
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())

@@ -6,12 +6,14 @@ from typing import Any
 
 from leadline.errors import UserError, nearest
 from leadline.tasks.base import Task
+from leadline.tasks.causal_lm import CausalLM
 from leadline.tasks.classification import Classification
 from leadline.tasks.masked_lm import MaskedLM
 from leadline.tasks.translation import Translation
 
 TASKS: dict[str, type[Task[Any, Any]]] = {
     "translation": Translation,
+    "causal_lm": CausalLM,
     "masked_lm": MaskedLM,
     "classification": Classification,
 }
@@ -23,4 +25,4 @@ def find(name: str) -> type[Task[Any, Any]]:
     return TASKS[name]
 
 
-__all__ = ["TASKS", "Classification", "MaskedLM", "Task", "Translation", "find"]
+__all__ = ["TASKS", "CausalLM", "Classification", "MaskedLM", "Task", "Translation", "find"]

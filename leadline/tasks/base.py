@@ -7,6 +7,7 @@ task a loss of them. What differs between tasks is abstract here and written in 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,10 @@ from leadline.model import Transformer
 from leadline.model.layers import Embed
 from leadline.model.precision import autocast
 from leadline.tasks.encoded import Encoded, with_marks
+from leadline.world import ALONE, World
 
 if TYPE_CHECKING:
+    from leadline.tasks.generator import Generator
     from leadline.tasks.translator import Translator
 
 
@@ -115,7 +118,7 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
         """What people should know of the training rows, a sentence each."""
         return []
 
-    def epoch(self, number: int) -> list[np.ndarray]:
+    def epoch(self, number: int) -> Sequence[np.ndarray]:
         """The rows of each batch of a training epoch: a function of train.seed and `number`. Rows may repeat."""
         return batching.epoch_plan(self.train.lengths, self.shape, self.config.train.seed, number)
 
@@ -123,14 +126,23 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
         """The hidden states that the loss is made of."""
         return model(*batch.packs())
 
-    def scored(self, split: str) -> int:
+    def scored(self, split: str, directions: Sequence[str] = ()) -> int:
         """How many sentences of a split `scores` would go through."""
         return 0
 
     def scores(
-        self, model: Transformer, split: str, sentences: int = -1, on_done: Callable[[int], None] = lambda done: None
+        self,
+        model: Transformer,
+        split: str,
+        sentences: int = -1,
+        on_done: Callable[[int], None] = lambda done: None,
+        directions: Sequence[str] = (),
+        world: World = ALONE,
     ) -> dict[str, Any]:
-        """What the model writes for the first `sentences` (-1: all) of a split against what people wrote."""
+        """What the model writes for the first `sentences` (-1: all) of a split against what people wrote.
+
+        `directions`: of many languages, which; the task's choice otherwise.
+        """
         return {}
 
     @classmethod
@@ -149,6 +161,10 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
     def translator(cls, model: Transformer, tokenizer: Tokenizer, config: Config) -> Translator:
         raise UserError(f"this run was trained for {config.task}: it cannot translate")
 
+    @classmethod
+    def generator(cls, model: Transformer, tokenizer: Tokenizer, config: Config) -> Generator:
+        raise UserError(f"this run was trained for {config.task}: it cannot go on with a text")
+
     # What is the same for all.
 
     @final
@@ -166,33 +182,36 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
         return self.loss_of_hidden(model, self.hidden(model, batch), batch, divisor)
 
     @final
-    def batches(self, part: AnyPart) -> Iterator[AnyBatch]:
-        """To evaluate on, the same each time and whatever the seed of the training."""
+    def batches(self, part: AnyPart, world: World = ALONE) -> Iterator[AnyBatch]:
+        """To evaluate on, the same each time and whatever the seed of the training; those of this process."""
         shape = self.shape.with_room_for(part.lengths)
-        for rows in batching.plan(part.lengths, shape, np.arange(len(part.lengths))):
+        plan = batching.plan(part.lengths, shape, np.arange(len(part.lengths)))
+        for rows in plan[world.rank :: world.size]:
             yield self.pack(part, rows, shape, self.config.data.seed, 0)
 
     @final
     @torch.inference_mode()
-    def evaluate(self, model: Transformer, split: str, sentences: int = 0) -> dict[str, float]:
-        """The verdict on a split, and the scores of its first `sentences` (-1: all)."""
+    def evaluate(self, model: Transformer, split: str, sentences: int = 0, world: World = ALONE) -> dict[str, float]:
+        """The verdict on a split, and the scores of its first `sentences` (-1: all); each process judges some of it."""
         device, training = next(model.parameters()).device, model.training
         part = self.read(split)
-        totals = torch.zeros((), dtype=torch.float64, device=device)
+        zero, each = torch.zeros((), dtype=torch.float64, device=device), []
         model.eval()
         try:
             with autocast(device, self.config.train.precision):
-                for batch in self.batches(part):
-                    totals = self.judge(model, batch.to(device), totals)
+                for batch in self.batches(part, world):
+                    each.append(self.judge(model, batch.to(device), zero))
         finally:
             model.train(training)
-        if not totals.ndim:
+        # Added in the order of the batches: the same bits, however many processes there are.
+        of_batches = world.merged(torch.stack(each).tolist() if each else [])
+        if not of_batches:
             raise UserError(
                 f"nothing in the {split} split fits in model.max_length={self.config.model.max_length} tokens"
             )
-        scores = self.scores(model, split, sentences) if sentences else {}
+        scores = self.scores(model, split, sentences, world=world) if sentences else {}
         numbers = {name: value for name, value in scores.items() if isinstance(value, float)}
-        return self.verdict(totals.tolist()) | part.facts | numbers
+        return self.verdict(functools.reduce(np.add, map(np.array, of_batches)).tolist()) | part.facts | numbers
 
     @final
     def start_from(self, model: Transformer, before: Config, weights: dict[str, Tensor]) -> set[nn.Parameter]:

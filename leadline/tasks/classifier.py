@@ -10,10 +10,11 @@ import torch
 from leadline.config import Config
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
-from leadline.kernels.pack import pack_alone
 from leadline.model import Transformer
 from leadline.model.precision import autocast
+from leadline.tasks import segments
 from leadline.tasks.classification import fitted
+from leadline.tasks.encoded import marked
 
 
 class Classifier:
@@ -23,7 +24,6 @@ class Classifier:
         self.model, self.tokenizer, self.config, self.labels = model, tokenizer, config, list(labels)
         self.pairs = bool(config.data.second)
         self.cut = 0  # examples of which the end did not fit
-        self.cls, self.sep, self.pad = (tokenizer.special(name) for name in ("[CLS]", "[SEP]", "[PAD]"))
 
     def split(self, line: str) -> tuple[str, str]:
         """A line as an example: one text, or two with a tab between them."""
@@ -36,21 +36,15 @@ class Classifier:
     def probabilities(self, examples: Sequence[tuple[str, str]]) -> list[dict[str, float]]:
         """By label, in the order of the examples."""
         sides = [self.tokenizer.encode(side, self.config.data.source_lang) for side in zip(*examples, strict=True)]
-        rows = list(zip(*sides, strict=True))
-        lengths = np.array([(len(a), len(b)) for a, b in rows], dtype=np.int64).reshape(-1, 2)
+        lengths = np.array([[len(tokens) for tokens in side] for side in sides], dtype=np.int64).reshape(2, -1).T
         used = fitted(lengths, self.config.model.max_length)
         self.cut += int((used < lengths).any(1).sum())
-        laid = [self._laid_out(a[:of_a], b[:of_b]) for (a, b), (of_a, of_b) in zip(rows, used, strict=True)]
-        answers: list[dict[str, float]] = [{} for _ in rows]
-        for chosen in self._batches([len(tokens) for tokens, _ in laid]):
-            for row, shares in zip(chosen, self._forward([laid[row] for row in chosen]), strict=True):
+        answers: list[dict[str, float]] = [{} for _ in examples]
+        for rows in self._batches(segments.size(*used.T).tolist()):
+            first, second = ([side[row][: used[row, i]] for row in rows] for i, side in enumerate(sides))
+            for row, shares in zip(rows, self._forward(first, second), strict=True):
                 answers[row] = dict(zip(self.labels, shares, strict=True))
         return answers
-
-    def _laid_out(self, a: list[int], b: list[int]) -> tuple[list[int], int]:
-        """[CLS] a [SEP] or [CLS] a [SEP] b [SEP], and where the second segment begins."""
-        first = [self.cls, *a, self.sep]
-        return ([*first, *b, self.sep] if b else first), len(first)
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Rows, the shortest first, in batches of so many tokens."""
@@ -65,15 +59,9 @@ class Classifier:
         if batch:
             yield batch
 
-    def _forward(self, laid: Sequence[tuple[list[int], int]]) -> list[list[float]]:
+    def _forward(self, first: list[list[int]], second: list[list[int]]) -> list[list[float]]:
         device = next(self.model.parameters()).device
-        lengths = np.array([len(tokens) for tokens, _ in laid])
-        tokens = np.concatenate([tokens for tokens, _ in laid])
-        begins = np.cumsum(lengths) - lengths
-        second = np.repeat(begins + [first for _, first in laid], lengths)
-        segments = (np.arange(len(tokens)) >= second).astype(np.int64) if self.config.model.segments > 1 else None
-        longest = self.config.model.max_length
-        pack = pack_alone(tokens, lengths, len(tokens), len(lengths), longest, self.pad, segments).to(device)
+        encoded = marked(self.tokenizer, self.config, first, second).to(device)
         with autocast(device, self.config.train.precision):
-            scores_SC = self.model.classify(self.model(pack), torch.from_numpy(begins).to(device))
+            scores_SC = self.model.classify(self.model(*encoded.packs), encoded.firsts())
         return scores_SC.float().softmax(-1).tolist()

@@ -64,6 +64,12 @@ def with_marks(tokenizer: Tokenizer, config: Config, first: Sequence[str], secon
     """[CLS] text [SEP], or [CLS] text [SEP] second [SEP], for an encoder."""
     require_lists(first, second)
     both = [tokenizer.encode(texts, config.data.source_lang) for texts in (first, second or [""] * len(first))]
+    return marked(tokenizer, config, *both)
+
+
+def marked(tokenizer: Tokenizer, config: Config, first: list[list[int]], second: list[list[int]]) -> Encoded:
+    """The same of tokens; an empty second has no [SEP]."""
+    both = (first, second)
     a, b = (Flat(np.array(list(chain(*texts)), dtype=np.int64), np.array([len(t) for t in texts])) for texts in both)
     laid = segments.lay_out(a, b, tokenizer.special("[CLS]"), tokenizer.special("[SEP]"))
     tokens = [part.tolist() for part in np.split(laid.tokens, laid.begins[1:])]

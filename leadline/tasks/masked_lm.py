@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.config import Config
-from leadline.data.batching import Shape
+from leadline.data.batching import Shape, whole_type
 from leadline.data.sequences import Sequences, cut
 from leadline.data.store import Store
 from leadline.errors import UserError
@@ -49,6 +49,8 @@ class Text(Part):
 
 
 class MaskedLM(Task[Text, Batch]):
+    unit = "a masked token"
+
     def __init__(self, config: Config, store: Store) -> None:
         _require_usable(config)
         self.pairs = config.model.classes > 0
@@ -65,7 +67,8 @@ class MaskedLM(Task[Text, Batch]):
         """Lengths are with [CLS] and [SEP]; a pair may turn out shorter."""
         specials = 3 if self.pairs else 2
         sequences = cut(self.store.documents(split), self.config.model.max_length - specials)
-        return Text(sequences, lengths=sequences.lengths()[:, None] + specials, facts={})
+        lengths = sequences.lengths()[:, None] + specials
+        return Text(sequences, lengths=lengths.astype(whole_type(self.config.model.max_length)), facts={})
 
     def choose_shape(self, lengths: np.ndarray) -> Shape:
         size = self.config.train.batch_tokens
@@ -130,10 +133,10 @@ class MaskedLM(Task[Text, Batch]):
         """Loss in nats a masked token, its perplexity, the share guessed right; the same of next sentences."""
         masked, sequences = max(totals[2], 1), max(totals[5], 1)
         nll, next_nll = totals[0] / masked, totals[3] / sequences
-        found = {"loss": nll, "nll": nll, "perplexity": math.exp(min(nll, 700.0)), "accuracy": totals[1] / masked}
+        scores = {"loss": nll, "nll": nll, "perplexity": math.exp(min(nll, 700.0)), "accuracy": totals[1] / masked}
         if self.pairs:
-            found |= {"loss": nll + next_nll, "next_nll": next_nll, "next_accuracy": totals[4] / sequences}
-        return found
+            scores |= {"loss": nll + next_nll, "next_nll": next_nll, "next_accuracy": totals[4] / sequences}
+        return scores
 
 
 def _require_usable(config: Config) -> None:

@@ -10,9 +10,12 @@ from leadline.data.tokenizer import Tokenizer, clean
 from leadline.scores import bleu_and_chrf
 
 
-def corpus_scores(outputs: Sequence[str], references: Sequence[str], tokenizer: Tokenizer) -> dict[str, Any]:
+def corpus_scores(
+    outputs: Sequence[str], references: Sequence[str], tokenizer: Tokenizer, language: str
+) -> dict[str, Any]:
     """Scores of a model's outputs (as it wrote them, before detokenisation) against the sentences of the data.
 
+    The language that they are in chooses how BLEU tells words apart (leadline.scores).
     `bleu` and `chrf` compare detokenised text, so that they mean the same for every tokenizer. Where the data
     is tokenised, `bleu_tokenized` compares the tokens, as papers of the time did.
     """
@@ -22,11 +25,11 @@ def corpus_scores(outputs: Sequence[str], references: Sequence[str], tokenizer: 
     # References that are files of tokenised text must become sentences again too.
     written = [tokenizer.detokenize(line) for line in outputs]
     expected = [tokenizer.detokenize(line) for line in references] if config.text == "tokenized" else list(references)
-    scores = bleu_and_chrf(written, expected, config.lowercase)
+    scores = bleu_and_chrf(written, expected, config.lowercase, language)
     same = sum(_same(*pair, config.lowercase) for pair in zip(written, expected, strict=True))
     scores["exact_match"] = same / len(written)
     if config.text != "raw":
-        tokens = [clean(line, config, config.target_lang) for line in references]
+        tokens = [clean(line, config, language) for line in references]
         tokenized = BLEU(tokenize="none", force=True)
         scores["bleu_tokenized"] = tokenized.corpus_score(list(outputs), [tokens]).score
         scores["bleu_tokenized_signature"] = str(tokenized.get_signature())

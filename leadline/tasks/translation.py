@@ -1,11 +1,14 @@
 """Translation: an encoder-decoder learns p(target | source) from pairs of sentences.
 
 A batch holds the same sentences in two packs: the source followed by </s>, and the target preceded by <s>;
-its labels are the target followed by </s>.
+its labels are the target followed by </s>. Of many languages, the tag of the one to write is the first token of the
+source, where the data has it, or stands in place of <s>; an epoch has as many pairs as there are, drawn by direction
+(leadline.data.sampling).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,17 +20,20 @@ from torch import Tensor
 from leadline.config import Config
 from leadline.data import batching
 from leadline.data.batching import Shape
-from leadline.data.pairs import Pair
+from leadline.data.directions import arrow, ends
 from leadline.data.parallel import Flat, Split
+from leadline.data.sampling import drawn
 from leadline.data.store import Store
 from leadline.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from leadline.errors import UserError
 from leadline.kernels.pack import Pack, group_sizes, pack_flat
 from leadline.model import Transformer
-from leadline.tasks import base, metrics
+from leadline.tasks import base
 from leadline.tasks.base import Part, Task
+from leadline.tasks.by_direction import ByDirection, translated_scores
 from leadline.tasks.encoded import Encoded, packed, require_lists
-from leadline.tasks.translator import Translator
+from leadline.tasks.translator import Translator, marks
+from leadline.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class Fitting(Part):
 
     split: Split
     rows: np.ndarray  # their numbers in the split
+    directions: np.ndarray  # of each: the number of its direction; 0 where there is one
+    begins: np.ndarray  # of each direction: what stands before the target
 
 
 def collate(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shape: Shape, max_length: int) -> Batch:
@@ -53,8 +61,8 @@ def collate(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shape: Shape, max_le
     return collate_flat(source, target, shape, max_length)
 
 
-def collate_flat(source: Flat, target: Flat, shape: Shape, max_length: int) -> Batch:
-    """The same for sides whose sequences lie end to end already."""
+def collate_flat(source: Flat, target: Flat, shape: Shape, max_length: int, begins: np.ndarray | int = BOS) -> Batch:
+    """The same for sides whose sequences lie end to end already; `begins`: what stands before each target."""
     lengths = source.lengths + 1, target.lengths + 1
     most = shape.sequences + -(-max(shape.sides) // max_length)  # the filler may need that many more
     fixed: dict[str, Any] = {"sizes": group_sizes(lengths), "max_length": max_length, "max_sequences": most, "pad": PAD}
@@ -62,7 +70,7 @@ def collate_flat(source: Flat, target: Flat, shape: Shape, max_length: int) -> B
     labels = np.full(shape.sides[1], PAD, dtype=np.int64)
     labels[: len(expected)] = expected
     given = np.concatenate([[BOS], expected[:-1]])  # each </s> is now where the next sequence begins
-    given[np.cumsum(lengths[1]) - lengths[1]] = BOS
+    given[np.cumsum(lengths[1]) - lengths[1]] = begins
     packs = (
         pack_flat(_ended(source), lengths[0], shape.sides[0], **fixed),
         pack_flat(given, lengths[1], shape.sides[1], **fixed),
@@ -94,22 +102,55 @@ class Translation(Task[Fitting, Batch]):
     def read(self, split: str) -> Fitting:
         """Lengths are with </s> or <s>."""
         pairs = self.store.split(split)
-        lengths = pairs.lengths() + 1
-        rows = np.flatnonzero(lengths.max(1) <= self.config.model.max_length)
-        return Fitting(pairs, rows, lengths=lengths[rows], facts={"skipped": float(len(pairs) - len(rows))})
+        lengths, longest = pairs.lengths() + 1, self.config.model.max_length
+        rows = np.flatnonzero(np.maximum(*lengths.T) <= longest).astype(batching.whole_type(len(pairs)))
+        sizes = self._sizes(split)
+        direction = np.broadcast_to(np.uint16(0), len(rows))
+        if sizes:
+            direction = np.searchsorted(np.cumsum([*sizes.values()]), rows, side="right").astype(np.uint16)
+        begins = np.array([marks(self.store.tokenizer, self.config.data, ends(d)[1])[1] for d in sizes] or [BOS])
+        lengths, facts = lengths[rows].astype(batching.whole_type(longest)), {"skipped": float(len(pairs) - len(rows))}
+        return Fitting(pairs, rows, direction, begins, lengths=lengths, facts=facts)
+
+    def _sizes(self, split: str) -> dict[str, int]:
+        """The rows of each direction, of many languages."""
+        sizes: dict[str, int] = self.store.manifest.get("directions", {}).get(split, {})
+        return sizes
 
     def choose_shape(self, lengths: np.ndarray) -> Shape:
         if not len(lengths):
             longest = self.config.model.max_length
             raise UserError(f"every training pair is longer than model.max_length={longest} tokens")
-        return batching.shape_for(lengths, self.config.train.batch_tokens)
+        drawn = self._drawn(0)
+        usual = lengths if drawn is None else lengths[drawn]
+        return batching.shape_for(usual, self.config.train.batch_tokens).with_room_for(lengths)
 
     def notes(self) -> list[str]:
         skipped, limit = int(self.train.facts["skipped"]), f"model.max_length={self.config.model.max_length}"
-        return [f"{skipped} training pairs are longer than {limit} and left out"] if skipped else []
+        notes = [f"{skipped} training pairs are longer than {limit} and left out"] if skipped else []
+        if (drawn := self._drawn(0)) is not None:
+            names, temperature = [*self._sizes("train")], self.config.data.temperature
+            sizes = np.bincount(self.train.directions[drawn], minlength=len(names))
+            told = f"an epoch is {len(drawn):,} pairs, drawn from {len(names)} directions"
+            least, most = (f"{sizes[i]:,} ({arrow(names[i])})" for i in (sizes.argmin(), sizes.argmax()))
+            shares = f"{sizes[0]:,} of each" if sizes.min() == sizes.max() else f"between {least} and {most}"
+            notes.append(f"{told} at temperature {temperature:g}: {shares}")
+        return notes
+
+    def epoch(self, number: int) -> Sequence[np.ndarray]:
+        """Of many languages, as many pairs as there are, by direction in proportion to size^(1/temperature)."""
+        train = self.train
+        return batching.epoch_plan(train.lengths, self.shape, self.config.train.seed, number, self._drawn(number))
+
+    def _drawn(self, epoch: int) -> np.ndarray | None:
+        if not (names := self._sizes("train")):
+            return None
+        sizes = np.bincount(self.train.directions, minlength=len(names))
+        return drawn(sizes, self.config.data.temperature, self.config.train.seed, epoch)
 
     def pack(self, part: Fitting, rows: np.ndarray, shape: Shape, seed: int, epoch: int) -> Batch:
-        return collate_flat(*part.split.gather(part.rows[rows]), shape, self.config.model.max_length)
+        begins = part.begins[part.directions[rows]]
+        return collate_flat(*part.split.gather(part.rows[rows]), shape, self.config.model.max_length, begins)
 
     def loss_of_hidden(
         self, model: Transformer, hidden_TD: Tensor, batch: Batch, divisor: Tensor | float = 1.0
@@ -127,23 +168,34 @@ class Translation(Task[Fitting, Batch]):
         smoothed, plain, count = totals
         return {"loss": smoothed / count, "nll": plain / count}
 
-    def scored(self, split: str) -> int:
-        return len(self._text(split))
-
-    def scores(
-        self, model: Transformer, split: str, sentences: int = -1, on_done: Callable[[int], None] = lambda done: None
-    ) -> dict[str, Any]:
-        """BLEU and chrF, with their signatures."""
-        pairs = self._text(split)[: None if sentences < 0 else sentences]
-        translator = Translator(model, self.store.tokenizer, self.config)
-        outputs = translator.translate_tokenized([left for left, _ in pairs], on_done)
-        scores = metrics.corpus_scores(outputs, [right for _, right in pairs], self.store.tokenizer)
-        return scores | {"sentences": len(pairs), "in_pieces": translator.split_up}
-
-    def _text(self, split: str) -> list[Pair]:
+    def scored(self, split: str, directions: Sequence[str] = ()) -> int:
         if split == "train":
             raise UserError("the text of the train split is not kept, so it has no BLEU: use valid or test")
-        return self.store.sentences(split)
+        if sizes := self._sizes(split):
+            return sum(sizes[name] for name in self.by_direction.choose(split, directions))
+        if directions:
+            raise UserError(f"{self.store.folder} has one direction in {split}: leave --directions out")
+        return len(self.store.sentences(split))
+
+    def scores(
+        self,
+        model: Transformer,
+        split: str,
+        sentences: int = -1,
+        on_done: Callable[[int], None] = lambda done: None,
+        directions: Sequence[str] = (),
+        world: World = ALONE,
+    ) -> dict[str, Any]:
+        """BLEU and chrF, with their signatures; of many languages by direction."""
+        self.scored(split, directions)
+        if self._sizes(split):
+            return self.by_direction.scores(model, split, sentences, on_done, directions, world)
+        pairs = self.store.sentences(split)[: None if sentences < 0 else sentences]
+        return translated_scores(model, self.store.tokenizer, self.config, pairs, on_done, world)
+
+    @functools.cached_property
+    def by_direction(self) -> ByDirection:
+        return ByDirection(self.store, self.config)
 
     @classmethod
     def encode(
@@ -151,10 +203,12 @@ class Translation(Task[Fitting, Batch]):
     ) -> Encoded:
         """Sources with </s> behind; <s> and what is written of the translation so far, which may be nothing."""
         require_lists(first, second)
+        before, start = marks(tokenizer, config.data, config.data.target_lang)
         sources = tokenizer.encode(first, config.data.source_lang)
         targets = tokenizer.encode(second or [""] * len(first), config.data.target_lang)
-        return packed([[[*s, EOS] for s in sources], [[BOS, *t] for t in targets]], config)
+        return packed([[[*before, *s, EOS] for s in sources], [[start, *t] for t in targets]], config)
 
     @classmethod
     def translator(cls, model: Transformer, tokenizer: Tokenizer, config: Config) -> Translator:
+        marks(tokenizer, config.data, config.data.target_lang)  # of many languages, one must have been chosen
         return Translator(model, tokenizer, config)

@@ -8,41 +8,81 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from leadline.config import Config, DecodeConfig
-from leadline.data.tokenizer import BOS, EOS, Tokenizer
+from leadline.config import Config, DataConfig, DecodeConfig
+from leadline.data.directions import targets
+from leadline.data.tokenizer import BOS, EOS, Tokenizer, tag
+from leadline.errors import UserError, nearest
 from leadline.kernels.pack import group_sizes, pack
 from leadline.model import Transformer, slots
 from leadline.model.decode import Hypothesis, beam_search
 from leadline.model.precision import autocast
+from leadline.world import ALONE, World
 
 MARGIN = 20  # tokens a translation may have beyond decode.max_ratio times its source
 WAVE = 1 << 18  # source tokens given at once to a search that sees itself to how many of them it works on
 
 
-class Translator:
-    """`translate` for people, `translate_tokenized` for scores."""
+def into(config: Config, language: str) -> Config:
+    """The config of a run that shall translate into a language, which must be one that it was trained to write."""
+    data = config.data
+    known = targets(data.directions) or [data.target_lang]
+    if language not in known:
+        one = f"from {data.source_lang} into {data.target_lang} only"
+        raise UserError(
+            f"this run was not trained to write {language!r}: "
+            + (nearest(language, known) if data.directions else f"it translates {one}")
+        )
+    return config.set(data={"target_lang": language})
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: Config) -> None:
-        self.model, self.tokenizer, self.config = model, tokenizer, config
+
+def marks(tokenizer: Tokenizer, data: DataConfig, language: str) -> tuple[list[int], int]:
+    """What stands before a source, and before its target in this language: of many languages its tag is one of them."""
+    if not data.directions:
+        return [], BOS
+    if not language:
+        known = targets(data.directions)
+        raise UserError(
+            f"this run writes several languages: say which, such as --to {known[0]} (of {', '.join(known)})"
+        )
+    number = tokenizer.special(tag(language))
+    return ([number], BOS) if data.tag == "source" else ([], number)
+
+
+class Translator:
+    """`translate` for people, `translate_tokenized` for scores. Processes share the work; all get everything."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, config: Config, world: World = ALONE) -> None:
+        self.model, self.tokenizer, self.config, self.world = model, tokenizer, config, world
         self.split_up = 0  # sentences that were too long and were translated in pieces
 
     def translate(self, lines: Sequence[str], progress: Callable[[int], None] = lambda done: None) -> list[str]:
         return [self.tokenizer.detokenize(line) for line in self.translate_tokenized(lines, progress)]
 
     def translate_tokenized(
-        self, lines: Sequence[str], progress: Callable[[int], None] = lambda done: None
+        self,
+        lines: Sequence[str],
+        progress: Callable[[int], None] = lambda done: None,
+        languages: Sequence[str] | None = None,
     ) -> list[str]:
-        """One output a line, in order. A line over the model's limit is translated in pieces; an empty one stays so."""
+        """One output a line, in order. A line over the model's limit is translated in pieces; an empty one stays so.
+
+        `languages`: that of each output, where it is not the one of all.
+        """
         sources = self.tokenizer.encode(lines, self.tokenizer.config.source_lang)
+        wanted = languages or [self.config.data.target_lang] * len(lines)
+        known = {language: marks(self.tokenizer, self.config.data, language) for language in {*wanted}}
         pieces: list[list[int]] = []
+        starts: list[int] = []
         owners: list[int] = []
-        for owner, tokens in enumerate(sources):
-            parts = self._pieces(tokens)
+        for owner, (tokens, language) in enumerate(zip(sources, wanted, strict=True)):
+            before, start = known[language]
+            parts = self._pieces(tokens, len(before))
             self.split_up += len(parts) > 1
-            pieces += parts
+            pieces += [before + part for part in parts]
+            starts += [start] * len(parts)
             owners += [owner] * len(parts)
         outputs: list[list[str]] = [[] for _ in lines]
-        texts = self.tokenizer.decode([h.tokens for h in self._search(pieces, progress)])
+        texts = self.tokenizer.decode(self._search(pieces, progress, starts))
         for owner, text in zip(owners, texts, strict=True):
             outputs[owner].append(text)
         return [" ".join(" ".join(parts).split()) for parts in outputs]
@@ -51,35 +91,44 @@ class Translator:
     def _begins_word(self) -> np.ndarray:
         return self.tokenizer.begins_word()
 
-    def _pieces(self, tokens: list[int]) -> list[list[int]]:
-        """Equal parts, cut between words, none over the limit."""
-        limit = self.model.config.max_length - 1
+    def _pieces(self, tokens: list[int], before: int = 0) -> list[list[int]]:
+        """Equal parts, cut between words, none over the limit with `before` marks and its end."""
+        limit = self.model.config.max_length - before - 1
         if len(tokens) <= limit:
             return [tokens] if tokens else []
         middle = len(tokens) // 2
         between_words = [i for i in range(1, len(tokens)) if self._begins_word[tokens[i]]]
         cut = min(between_words, key=lambda i: abs(i - middle), default=middle)
-        return self._pieces(tokens[:cut]) + self._pieces(tokens[cut:])
+        return self._pieces(tokens[:cut], before) + self._pieces(tokens[cut:], before)
 
-    def _search(self, sources: list[list[int]], progress: Callable[[int], None]) -> list[Hypothesis]:
-        """The best hypothesis of each, searched in batches of similar length."""
-        decode = self.config.decode
-        results: list[Hypothesis | None] = [None] * len(sources)
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-        in_slots = slots.usable(self._device())
-        batches = _by_tokens(order, sources, self._wave() if in_slots else decode.batch_tokens, padded=not in_slots)
+    def _search(
+        self, sources: list[list[int]], progress: Callable[[int], None], starts: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """The tokens of the best hypotheses, searched in batches of similar length whose targets start alike."""
+        starts, world = starts or [BOS] * len(sources), self.world
+        results: list[tuple[int, list[int]]] = []
         training = self.model.training
         self.model.eval()
         try:
-            for batch in batches:
-                for i, hypothesis in zip(batch, self._best([sources[i] for i in batch], decode), strict=True):
-                    results[i] = hypothesis
-                progress(len(batch))
+            for start in dict.fromkeys(starts):
+                order = sorted((i for i, each in enumerate(starts) if each == start), key=lambda i: len(sources[i]))
+                for batch in self._own(order, sources):
+                    best = self._best([sources[i] for i in batch], self.config.decode, start)
+                    results += [(i, hypothesis.tokens) for i, hypothesis in zip(batch, best, strict=True)]
+                    progress(len(batch))
         finally:
             self.model.train(training)
-        return results  # type: ignore[return-value]
+        return [tokens for _, tokens in sorted(pair for some in world.gather(results) for pair in some)]
 
-    def _best(self, sources: list[list[int]], decode: DecodeConfig) -> list[Hypothesis]:
+    def _own(self, order: list[int], sources: list[list[int]]) -> list[list[int]]:
+        """This process's batches of `order`, the shortest first."""
+        rank, size = self.world.rank, self.world.size
+        if slots.usable(self._device()):  # few large batches: each process takes some of all lengths
+            return list(_by_tokens(order[rank::size], sources, self._wave(), padded=False))
+        # Whole batches, so that what comes out does not depend on the number of processes.
+        return list(_by_tokens(order, sources, self.config.decode.batch_tokens, padded=True))[rank::size]
+
+    def _best(self, sources: list[list[int]], decode: DecodeConfig, start: int = BOS) -> list[Hypothesis]:
         device = self._device()
         sequences = [np.array([*tokens, EOS]) for tokens in sources]
         lengths = [len(sequence) for sequence in sequences]
@@ -88,10 +137,10 @@ class Translator:
         # The most likely token each time is a search with one beam, whose score is log p whatever the length.
         length_penalty = decode.length_penalty if decode.beam > 1 else 0.0
         with autocast(device, self.config.train.precision):
-            found = beam_search(
-                self.model, source, torch.tensor(limits, device=device), BOS, EOS, decode.beam, length_penalty, best=1
+            searched = beam_search(
+                self.model, source, torch.tensor(limits, device=device), start, EOS, decode.beam, length_penalty, best=1
             )
-        return [hypotheses[0] for hypotheses in found]
+        return [hypotheses[0] for hypotheses in searched]
 
     def _wave(self) -> int:
         """Source tokens whose keys and values for all layers take a quarter of the free memory, at most."""

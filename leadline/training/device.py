@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
-from leadline import machine
+from leadline import machine, world
 from leadline.config import Config
 from leadline.errors import UserError
 from leadline.model.size import require_room_to_train
 
 
 def find_device(name: str) -> torch.device:
+    """The device of that name; of torchrun's processes on one machine each has a GPU of its own while there are any."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and world.started() and torch.cuda.is_available():
+        name = f"cuda:{world.local_rank() % torch.cuda.device_count()}"
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):  # never tried on
+            raise RuntimeError
     except RuntimeError:
         raise UserError(f"train.device={name!r} is not a device: use auto, cpu, cuda or cuda:1") from None
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -35,8 +43,20 @@ def resolved(config: Config) -> Config:
     return config.set(train={"precision": "bf16" if fast else "fp32"})
 
 
-def require_memory(config: Config, vocabulary: int, device: torch.device) -> None:
+def require_memory(config: Config, vocabulary: int, device: torch.device, processes: int = 1) -> None:
     """What certainly does not fit is refused before it is built."""
     cuda = device.type == "cuda"
     available = torch.cuda.get_device_properties(device).total_memory if cuda else machine.memory()
-    require_room_to_train(config, vocabulary, available, f"the GPU {device}" if cuda else "this machine")
+    require_room_to_train(config, vocabulary, available, f"the GPU {device}" if cuda else "this machine", processes)
+
+
+@contextlib.contextmanager
+def telling_of_memory(config: Config) -> Iterator[None]:
+    """What turns out not to fit on the GPU is a sentence."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise UserError(
+            f"the GPU has too little memory for batches of {config.train.batch_tokens} tokens: lower "
+            "train.batch_tokens (and raise train.accumulate), or set train.recompute=true"
+        ) from None

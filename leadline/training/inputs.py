@@ -33,9 +33,9 @@ def with_tensors(tree: Any, replacements: Iterator[Tensor]) -> Any:
 
 def to_bytes(tree: Any, pinned: bool) -> Tensor:
     """The tensors end to end. Pinned memory is reused by torch when the copy that reads it is done."""
-    found = tensors(tree)
-    buffer = torch.empty(sum(map(_size, found)), dtype=torch.uint8, pin_memory=pinned)
-    for part, tensor in zip(_parts(buffer, found), found, strict=True):
+    leaves = tensors(tree)
+    buffer = torch.empty(sum(map(_size, leaves)), dtype=torch.uint8, pin_memory=pinned)
+    for part, tensor in zip(_parts(buffer, leaves), leaves, strict=True):
         part.copy_(tensor)
     return buffer
 

@@ -6,30 +6,29 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from leadline import tasks
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import sha256
-from leadline.kernels import attention
-from leadline.model import Transformer, init
-from leadline.model.operations import PLAIN
-from leadline.model.precision import autocast
-from leadline.training import checkpoint, optim
+from leadline.model import init
+from leadline.training import checkpoint, optim, saving
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
-from leadline.training.device import find_device, require_memory, resolved
-from leadline.training.events import Event, Kind, OnStep, Watcher
-from leadline.training.metrics import Metrics
+from leadline.training.device import resolved, telling_of_memory
+from leadline.training.events import OnStep, Watcher
+from leadline.training.metrics import Metrics, Unwritten
 from leadline.training.prefetch import prefetched
-from leadline.training.step import Result, Step, make_step
+from leadline.training.setup import Setup, set_up
+from leadline.training.step import Result, Whole
+from leadline.training.waiting import Waiting
+from leadline.world import Lost, World, join
 
 
 def train(
@@ -62,74 +61,50 @@ def resume(
 
 
 def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Progress | None, note: str = "") -> Path:
-    with runs.locked(folder), runs.watching_signals() as signals:
+    world = join()
+    alone_in_it = runs.locked(folder) if world.leads else contextlib.nullcontext()
+    with alone_in_it, runs.watching_signals() as signals:
         store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
         # Data that came prepared is what its own folder says, whatever the recipe says of it.
         # Where text and vocabulary lie is the run's affair.
         data = replace(store.data, source=config.data.source, vocabulary=config.data.vocabulary)
         config = replace(config, data=data)
-        setup = _set_up(folder, config, store, on_step)  # what cannot work fails here, before anything is written
+        updates = runs.updates_of(folder)
+        runs.require_alike(world, config, store)
+        setup = set_up(folder, config, store, on_step, updates, world)
+        config = setup.config
         chosen = {"step": config.train.step, "precision": config.train.precision, "attention": setup.attention}
         chosen |= {"init": init.base_of(config.model)}
+        if setup.not_captured:
+            chosen["not_captured"] = setup.not_captured
         state = _restore(setup)
+        if len({*world.gather(state.update)}) > 1:
+            raise UserError(
+                f"the processes of this training read different checkpoints of {folder}: it must be one filesystem, "
+                "and the same to all; start again"
+            )
         watch = max((getattr(function, "every", 0) for function in on_step if isinstance(function, Watcher)), default=0)
         choices = {"device": str(setup.device), "chosen": chosen, "watch": watch}
-        for message in [note, *runs.describe(folder, config, store, choices, state.update)]:
-            if message:
-                setup.tell("message", state.update, message=message)
-        state.config = sha256(folder / "config.toml")
+        choices |= {"updates_per_epoch": setup.updates_per_epoch}
+        if world.leads:
+            for message in [note, *runs.describe(folder, config, store, choices, state.update)]:
+                if message:
+                    setup.tell("message", state.update, message=message)
+            state.config = sha256(folder / "config.toml")
         _train(setup, state, signals)
     return folder
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What the parts of one training share."""
-
-    folder: Path
-    config: Config
-    task: tasks.Task[Any, Any]
-    device: torch.device
-    model: Transformer
-    attention: str  # the kernel chosen
-    step: Step
-    updates_per_epoch: int
-    total: int
-    on_step: Sequence[OnStep]
-
-    def tell(self, kind: Kind, update: int, row: dict[str, float] | None = None, message: str = "") -> None:
-        for function in self.on_step:
-            function(Event(kind, update, self.total, row or {}, message))
-
-
-def _set_up(folder: Path, config: Config, store: Store, on_step: Sequence[OnStep]) -> Setup:
-    device = find_device(config.train.device)
-    require_memory(config, store.manifest["vocab_size"], device)
-    task = tasks.find(config.task)(config, store)
-    model = task.build_model().to(device)
-    kernel = attention.choose(device, config.train.precision, config.model.head_width, config.model.attention_dropout)
-    model.use_attention(kernel)
-    plan = task.epoch(0)
-    with autocast(device, config.train.precision):
-        model.calibrate(lambda: task.loss(model, task.collate(plan[0]).to(device), 1.0))
-    updates_per_epoch = math.ceil(len(plan) / config.train.accumulate)
-    limits = [config.train.updates, config.train.epochs * updates_per_epoch]
-    total = min(limit for limit in limits if limit)
-    step = make_step(config, task, model)
-    kernel = kernel if model.ops is PLAIN else "fused"
-    return Setup(folder, config, task, device, model, kernel, step, updates_per_epoch, total, on_step)
-
-
 def _restore(setup: Setup) -> State:
     """The last whole checkpoint, or another run's weights, or the beginning."""
-    found = checkpoint.read_latest(setup.folder, lambda message: setup.tell("message", 0, message=message))
-    if not found:
+    latest = checkpoint.read_latest(setup.folder, lambda message: setup.tell("message", 0, message=message))
+    if not latest:
         if setup.config.train.start:
             _start_from(setup, Path(setup.config.train.start), setup.config.train.start_checkpoint)
         return State()
-    state, weights, moments = found
+    state, weights, moments = latest
     checkpoint.restore_model(setup.model, weights, str(setup.folder))
-    checkpoint.restore_optimizer(setup.model, setup.step.optimizer, moments)
+    setup.step.restore(moments)
     setup.step.restored()
     return state
 
@@ -152,37 +127,36 @@ def _train(setup: Setup, state: State, signals: list[int]) -> None:
     config = setup.config
     weights = sum(p.numel() for p in setup.model.parameters())
     where = f"from update {state.update}" if state.update else "from the beginning"
-    on = f"{setup.device} in {config.train.precision}"
+    why = f" ({setup.not_captured})" if setup.not_captured else ""
+    on = f"{setup.device} in {config.train.precision}, step {config.train.step}{why}"
     facts = f"{weights:,} weights on {on}, {setup.updates_per_epoch} updates an epoch"
     setup.tell("start", state.update, message=f"{init.start_of(config.model)}, {facts}, {where}")
-    if setup.device.type == "cuda" and config.train.step != "graph":
-        setup.tell("message", 0, message="on a GPU --set train.step=graph is about ten times faster")
     for note in setup.task.notes():
         setup.tell("message", 0, message=note)
     if _is_last(state, config) or _gives_up(state, config):
         setup.tell("message", state.update, message="this run is complete: nothing is left to train")
         return
-    metrics = Metrics(setup.folder, state.update)
+    metrics = Metrics(setup.folder, state.update) if setup.world.leads else Unwritten()
     if metrics.damaged:
         message = f"{metrics.damaged} lines of metrics.jsonl cannot be read: they are in metrics.damaged.jsonl now"
         setup.tell("message", state.update, message=message)
     try:
-        with checkpoint.Writer() as writer:  # what it began is on disk before this returns or raises
+        with telling_of_memory(config), saving.Writer() as writer:  # what it began is on disk before this ends
             _updates(setup, state, metrics, signals, writer)
-    except torch.cuda.OutOfMemoryError:
-        raise UserError(
-            f"the GPU has too little memory for batches of {config.train.batch_tokens} tokens: lower "
-            "train.batch_tokens (and raise train.accumulate), or set train.recompute=true"
-        ) from None
+    except Lost as lost:
+        raise Lost(f"{lost}; go on with leadline train --resume {setup.folder}") from None
     finally:
         metrics.close()
 
 
-def _updates(setup: Setup, state: State, metrics: Metrics, signals: list[int], writer: checkpoint.Writer) -> None:
+def _updates(
+    setup: Setup, state: State, metrics: Metrics | Unwritten, signals: list[int], writer: saving.Writer
+) -> None:
     config, train = setup.config, setup.config.train
     rate = optim.schedule(config.optim, setup.total, setup.updates_per_epoch)
     setup.model.train()
-    since = _Since(torch.tensor(state.losses, device=setup.device).unbind())
+    waiting = Waiting(setup.device)
+    since = _Since(waiting, torch.tensor(state.losses, device=setup.device).unbind())
     on_step: Sequence[Any] = setup.on_step
     watchers = [function for function in on_step if isinstance(function, Watcher)]
     for function in on_step:
@@ -194,7 +168,10 @@ def _updates(setup: Setup, state: State, metrics: Metrics, signals: list[int], w
     for epoch, used, ends_epoch, batches in prefetched(_batches(setup, state.epoch, state.batch)):
         lr = rate(state.update + 1)
         due = [watcher for watcher in watchers if watcher.due(state.update + 1)]
-        result = setup.step(batches, state.update + 1, lr, due)
+        whole, stop = _of_all(setup.world, batches, signals)
+        waiting.begins()
+        result = setup.step(batches, state.update + 1, lr, due, whole)
+        waiting.ends()
         state.update += 1
         state.epoch, state.batch = (epoch + 1, 0) if ends_epoch else (epoch, used)
         state.tokens += result.tokens
@@ -219,7 +196,9 @@ def _updates(setup: Setup, state: State, metrics: Metrics, signals: list[int], w
             row = since.row(state, result, lr)
             metrics.write(row)
             setup.tell("update", state.update, row)
-            since = _Since()
+            since = _Since(waiting)
+        if evaluates or saves or stop:
+            setup.step.settle()
         if evaluates:
             row = _evaluate(setup, state)
             metrics.write(row)
@@ -228,28 +207,44 @@ def _updates(setup: Setup, state: State, metrics: Metrics, signals: list[int], w
                 message = f"no better validation loss in {state.stale} evaluations: stopping early"
                 setup.tell("message", state.update, message=message)
                 finished = True
-            since = _Since()
-        stops = bool(signals)  # one that comes from here on is seen after the next update
-        if saves or stops:
+            waiting.interrupted()
+            since = _Since(waiting)
+        if signals and not setup.world.grouped:
+            stop = signals[0]  # one that comes from here on is seen after the next update
+        if saves or stop:
             _require_finite(setup, state, result, writer)
             state.losses = torch.stack(since.losses).tolist() if since.losses else []
-            writer.save(setup.folder, state, setup.model, setup.step.optimizer, train.keep)
-        if stops:
+            moments = setup.step.gathered()
+            if setup.world.leads:
+                writer.save(setup.folder, state, setup.model, moments, train.keep)
+            waiting.interrupted()
+        if stop:
             writer.wait()  # Interrupted says that everything is saved
-            raise Interrupted(signals[0], setup.folder, state.update)
+            raise Interrupted(stop, setup.folder, state.update)
         if finished:
             return
 
 
+def _of_all(world: World, batches: Sequence[Any], signals: list[int]) -> tuple[Whole, int]:
+    """The update that all processes do together, and a signal that one of them has got."""
+    own = Whole.of(batches)
+    if not world.grouped:
+        return own, 0
+    given = world.exchange([own.count, own.tokens, own.batches, signals[0] if signals else 0])
+    *sums, numbers = zip(*given, strict=True)
+    return Whole(*map(sum, sums)), max(numbers)
+
+
 def _batches(setup: Setup, epoch: int, used: int) -> Iterator[tuple[int, int, bool, list[Any]]]:
-    """(epoch, batches used of it, whether it ends here, the batches of one update), without end."""
-    task, train = setup.task, setup.config.train
+    """(epoch, batches used of it, whether it ends here, this process's batches of one update), without end."""
+    task, world, many = setup.task, setup.world, setup.config.train.micro_batches
     while True:
-        plan = task.epoch(epoch)
-        for begin in range(used, len(plan), train.accumulate):
-            chosen = plan[begin : begin + train.accumulate]
+        plan = setup.epoch(epoch)
+        for begin in range(used, len(plan), many):
+            chosen = plan[begin : begin + many]
             end = begin + len(chosen)
-            yield epoch, end, end == len(plan), [setup.step.prepare(task.collate(rows, epoch)) for rows in chosen]
+            own = chosen[world.rank :: world.size]
+            yield epoch, end, end == len(plan), [setup.step.prepare(task.collate(rows, epoch)) for rows in own]
         epoch, used = epoch + 1, 0
 
 
@@ -262,13 +257,13 @@ def _gives_up(state: State, config: Config) -> bool:
     return 0 < config.train.patience <= state.stale
 
 
-def _require_finite(setup: Setup, state: State, result: Result, writer: checkpoint.Writer) -> None:
+def _require_finite(setup: Setup, state: State, result: Result, writer: saving.Writer) -> None:
     for name, value in (("loss", result.loss), ("gradient norm", result.grad_norm)):
         if not math.isfinite(value):
             with contextlib.suppress(UserError):  # the divergence matters more; a failed write is not among the names
                 writer.wait()
-            found = checkpoint.names(setup.folder)
-            kept = f"the last checkpoint is {found[-1]}" if found else "no checkpoint had been written yet"
+            saved = checkpoint.names(setup.folder)
+            kept = f"the last checkpoint is {saved[-1]}" if saved else "no checkpoint had been written yet"
             raise Diverged(
                 f"the {name} is {float(value)} at update {state.update} with {setup.config.model.placement} at "
                 f"lr {setup.config.optim.lr:g}: try a lower optim.lr, more optim.warmup or optim.clip ({kept})"
@@ -277,19 +272,19 @@ def _require_finite(setup: Setup, state: State, result: Result, writer: checkpoi
 
 def _evaluate(setup: Setup, state: State) -> dict[str, float]:
     """Validate: the row to log."""
-    found = setup.task.evaluate(setup.model, "valid", setup.config.train.bleu_sentences)
-    better = state.best_nll is None or found["nll"] < state.best_nll
+    scores = setup.task.evaluate(setup.model, "valid", setup.config.train.bleu_sentences, setup.world)
+    better = state.best_nll is None or scores["nll"] < state.best_nll
     state.stale = 0 if better else state.stale + 1
     if better:
-        state.best_nll, state.best_update = found["nll"], state.update
-    return {"update": state.update, "epoch": state.epoch} | {f"valid_{key}": value for key, value in found.items()}
+        state.best_nll, state.best_update = scores["nll"], state.update
+    return {"update": state.update, "epoch": state.epoch} | {f"valid_{key}": value for key, value in scores.items()}
 
 
 class _Since:
     """Sums since the last line of metrics. Losses stay on the device until they are read."""
 
-    def __init__(self, losses: Iterable[torch.Tensor] = ()) -> None:
-        self.started, self.tokens, self.losses = time.perf_counter(), 0, list(losses)
+    def __init__(self, waiting: Waiting, losses: Iterable[torch.Tensor] = ()) -> None:
+        self.started, self.tokens, self.losses, self.waiting = time.perf_counter(), 0, list(losses), waiting
 
     def add(self, result: Result) -> None:
         self.tokens += result.tokens
@@ -303,6 +298,7 @@ class _Since:
         )  # waits for the device
         seconds = time.perf_counter() - self.started
         state.seconds += seconds
+        waited = self.waiting.seconds()
         return {
             "update": state.update,
             "epoch": state.epoch,
@@ -311,4 +307,6 @@ class _Since:
             "grad_norm": grad_norm,
             "tokens_per_second": self.tokens / max(seconds, 1e-9),
             "seconds": state.seconds,
+            "wait_seconds": waited,
+            "wait_share": min(waited / max(seconds, 1e-9), 1.0),
         }

@@ -63,6 +63,18 @@ class Metrics:
             ) from error
 
 
+class Unwritten:
+    """In place of Metrics in a process that does not write the run folder."""
+
+    damaged = 0
+
+    def write(self, row: history.Row) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Board:
     """TensorBoard's events. Its own writer has a thread, which can tell of a full disk only by a traceback."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from leadline.config import OptimConfig
+from leadline.model.layers import Embed
 
 Schedule = Callable[[int], float]
 
@@ -74,13 +75,25 @@ def schedule(config: OptimConfig, total: int, updates_per_epoch: int) -> Schedul
     }[config.schedule]
 
 
+def spared(config: OptimConfig, model: nn.Module) -> set[nn.Parameter]:
+    """What weight decay leaves alone: biases, norms and all else that is no matrix; embeddings, where so asked.
+
+    An output matrix that is an embedding too is one; an output matrix of its own is not.
+    """
+    tables: set[nn.Parameter] = set()
+    if not config.decay_embeddings:
+        tables = {p for module in model.modules() if isinstance(module, Embed) for p in module.parameters()}
+    return tables | {p for p in model.parameters() if p.ndim < 2}
+
+
 def optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Weight decay applies to matrices, not to biases and norms; AdamW and RAdam decouple it from the gradient."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    """AdamW and RAdam decouple weight decay from the gradient."""
+    parameters, without = [p for p in model.parameters() if p.requires_grad], spared(config, model)
+    return optimizer_of(config, [p for p in parameters if p not in without], [p for p in parameters if p in without])
+
+
+def optimizer_of(config: OptimConfig, decayed: list[nn.Parameter], others: list[nn.Parameter]) -> torch.optim.Optimizer:
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)

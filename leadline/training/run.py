@@ -30,10 +30,11 @@ from leadline.config import Config
 from leadline.data.sources import parse
 from leadline.data.store import Store
 from leadline.errors import UserError
-from leadline.files import checksum, read_json, reason, sha256, sha256_of, write_json, write_text
+from leadline.files import checksum, reason, sha256, sha256_of, write_json, write_text
 from leadline.options import flat
-from leadline.provenance import NUMERICS, stamp
+from leadline.provenance import NUMERICS, facts_of, stamp
 from leadline.training import checkpoint
+from leadline.world import World, join
 
 TOGETHER = 1.0  # seconds within which signals count as one
 LAID_OUT = ("job.toml", "job.json", "log.txt")  # what leadline.jobs puts into a folder before its run begins
@@ -83,7 +84,7 @@ def read_config(folder: Path) -> tuple[Config, str]:
     """What the run was trained with, and what is to be said of it; a config that is not that is refused."""
     if not is_run(folder):
         raise UserError(f"{folder} is not a run: it has no config.toml")
-    path, facts = folder / "config.toml", _facts(folder)
+    path, facts = folder / "config.toml", facts_of(folder)
     known = configuration.from_dict(configuration.renamed(facts["config"])) if "seal" in facts else None
     try:
         config = configuration.load(path)
@@ -97,7 +98,7 @@ def read_config(folder: Path) -> tuple[Config, str]:
         if checkpoint.newest_config(folder) not in ("", digest):
             raise UserError(f"{path} is not what the last checkpoint was trained with: put it back")
         damaged = (folder / "run.json").exists() and not facts
-        return config, f"{folder / 'run.json'} is damaged and is written again" if damaged else ""
+        return config, f"{folder / 'run.json'} is damaged: training writes it again" if damaged else ""
     if digest == facts["replaced_sha256"] != facts["config_sha256"]:
         return known, ""  # a change was killed before it reached config.toml
     if digest != facts["config_sha256"] and (changed := changes(known, config)):
@@ -128,6 +129,19 @@ def require_changeable(folder: Path, before: Config, after: Config) -> None:
                 f"--set {key}: a run cannot change it on its way ({old} → {new}); begin another run from these weights "
                 f"with --set train.start={folder}"
             )
+
+
+def require_alike(world: World, config: Config, store: Store) -> None:
+    """All processes of a training must do the same on the same data."""
+    own = {"config": configuration.to_dict(config), "numerics": NUMERICS, "data": store.manifest["sha256"]}
+    first, *others = world.gather(own)
+    for rank, other in enumerate(others, 1):
+        before, after = flat(first), flat(other)
+        keys = sorted(before.keys() | after.keys(), key=lambda key: not key.startswith("config."))
+        if changed := [key for key in keys if before.get(key) != after.get(key)]:
+            key = changed[0].removeprefix("config.")
+            values = f"{before.get(changed[0])} in process 0 and {after.get(changed[0])} in process {rank}"
+            raise UserError(f"the processes of this training differ: {key} is {values}; start all with the same")
 
 
 # What a run that starts from another's weights decides for itself; the rest of the model is in the weights.
@@ -163,7 +177,7 @@ def require_permission(config: Config, folder: Path, allow_code: bool) -> None:
 def labels_of(folder: Path) -> list[str] | None:
     """Of a run that learnt to classify: the names of its classes, in their order."""
     try:
-        return _facts(folder)["data"].get("labels")
+        return facts_of(folder)["data"].get("labels")
     except (KeyError, AttributeError):
         return None
 
@@ -174,14 +188,20 @@ def require_whole_tokenizer(folder: Path) -> None:
     if not path.exists():
         raise UserError(f"{folder} has no checkpoint yet: train it with leadline train --resume {folder}")
     with contextlib.suppress(KeyError, TypeError):
-        if sha256(path) != _facts(folder)["data"]["sha256"]["tokenizer.json"]:
+        if sha256(path) != facts_of(folder)["data"]["sha256"]["tokenizer.json"]:
             raise UserError(f"{path} is damaged: leadline train --resume {folder} writes it again from the data")
 
 
 def watch_of(folder: Path) -> int:
     """Every how many updates a run is looked into; 0: never."""
-    watch = _facts(folder).get("watch", 0)
+    watch = facts_of(folder).get("watch", 0)
     return watch if isinstance(watch, int) else 0
+
+
+def updates_of(folder: Path) -> int:
+    """Of an epoch of a run that was begun, which does not change; 0 where that is not known."""
+    updates = facts_of(folder).get("updates_per_epoch", 0)
+    return updates if isinstance(updates, int) else 0
 
 
 def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any], update: int) -> list[str]:
@@ -189,7 +209,7 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
 
     `choices` are further facts for run.json. Returns what is to be said of a run that goes on at `update`, if anything.
     """
-    before, path = _facts(folder), folder / "config.toml"
+    before, path = facts_of(folder), folder / "config.toml"
     _require_same_data(folder, before, store)
     asked = read_config(folder)[0] if is_run(folder) else config
     changed, text = changes(asked, config), configuration.to_toml(config)
@@ -228,19 +248,6 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
         differs = f"this run began with numerics {numerics} and goes on with {NUMERICS}"
         notes.insert(0, f"{differs}: it is not what either would have computed alone")
     return notes
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    """What an earlier start has written; nothing where there was none, or where it is damaged."""
-    try:
-        facts = read_json(folder / "run.json")
-        seal = facts.get("seal")
-        whole = seal is None or seal == checksum({key: value for key, value in facts.items() if key != "seal"})
-        if seal is not None and not ({"config_sha256", "replaced_sha256"} <= facts.keys() and facts["config"].keys()):
-            return {}
-    except (OSError, ValueError, AttributeError, KeyError):
-        return {}
-    return facts if whole else {}
 
 
 def _require_same_data(folder: Path, before: dict[str, Any], store: Store) -> None:
@@ -305,4 +312,6 @@ def watching_signals() -> Iterator[list[int]]:
 
 
 def default_folder(name: str) -> Path:
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """The same for all processes of a training."""
+    name = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / str(join().gather(name)[0])

@@ -1,5 +1,6 @@
 """One update: the batches' gradients, their norm, clipping, the optimizer. Which way is `train.step`, logged.
 
+auto      graph where it can be used, otherwise eager: see leadline.training.setup
 eager     operation by operation; any device
 compiled  the same, each block through torch.compile
 graph     see leadline.training.graph
@@ -7,19 +8,23 @@ graph     see leadline.training.graph
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from leadline.config import Config
+from leadline.errors import UserError
 from leadline.model import Transformer
 from leadline.model.block import Block
 from leadline.model.precision import autocast
 from leadline.tasks import Task
-from leadline.training import optim
+from leadline.training import checkpoint, optim
 from leadline.training.events import Watcher
+from leadline.world import ALONE, World
 
 
 class Result(NamedTuple):
@@ -31,28 +36,75 @@ class Result(NamedTuple):
     watched: list[tuple[dict[str, float], str]]  # what each watcher logs and says
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A whole update, of which a process may have only some batches."""
+
+    count: int
+    tokens: int
+    batches: int
+
+    @classmethod
+    def of(cls, batches: Sequence[Any]) -> Whole:
+        return cls(sum(batch.count for batch in batches), sum(batch.tokens for batch in batches), len(batches))
+
+
 class Step(Protocol):
     optimizer: torch.optim.Optimizer
 
     def prepare(self, batch: Any) -> Any:
         """What can be done for a batch before its turn, in another thread."""
 
+    def rehearse(self, batch: Any) -> None:
+        """Compute a batch of the task and keep nothing of it: what this way of a step cannot do raises here."""
+
     def restored(self) -> None:
         """The weights have just been read from a checkpoint."""
 
-    def __call__(self, batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result: ...
+    def settle(self) -> None:
+        """Before anything else reads the weights: each process then has all of them. All must call it."""
+
+    def gathered(self) -> Any:
+        """Something whose `state` is the optimizer's, of all processes, in the one that leads. All must call it."""
+
+    def restore(self, moments: Mapping[str, Tensor]) -> None:
+        """The optimizer's state as a checkpoint has it."""
+
+    def __call__(
+        self,
+        batches: Sequence[Any],
+        update: int,
+        lr: float,
+        watchers: Sequence[Watcher] = (),
+        whole: Whole | None = None,
+    ) -> Result:
+        """`whole`: what all processes together have; their batches of one update, dealt out one by one in turn."""
 
 
-def make_step(config: Config, task: Task[Any, Any], model: Transformer) -> Step:
+def make_step(config: Config, task: Task[Any, Any], model: Transformer, world: World = ALONE) -> Step:
     """May move the model's weights to other memory: make it before anything else holds them."""
     if config.train.step == "graph":
+        require_usable(next(model.parameters()).device)
         from leadline.training import graph
 
-        graph.require_usable(next(model.parameters()).device)
-        return graph.GraphStep(config, task, model)
+        return graph.GraphStep(config, task, model, world)
     if config.train.step == "compiled":
         compile_blocks(model)
+    if world.grouped:
+        from leadline.training import parallel
+
+        return parallel.ParallelStep(config, task, model, world)
     return EagerStep(config, task, model)
+
+
+def require_usable(device: torch.device) -> None:
+    """For the captured step."""
+    if device.type != "cuda":
+        raise UserError(
+            f"train.step=graph needs a CUDA device, and this is {device}: use train.step=eager, compiled or auto"
+        )
+    if importlib.util.find_spec("triton") is None:
+        raise UserError("train.step=graph needs triton, which is not installed: use train.step=eager or auto")
 
 
 def dropout_seed(seed: int, update: int, micro_batch: int) -> int:
@@ -81,21 +133,44 @@ class EagerStep:
     def prepare(self, batch: Any) -> Any:
         return batch
 
+    def rehearse(self, batch: Any) -> None:
+        pass
+
     def restored(self) -> None:
         pass
 
-    def __call__(self, batches: Sequence[Any], update: int, lr: float, watchers: Sequence[Watcher] = ()) -> Result:
-        count = sum(batch.count for batch in batches)
+    def settle(self) -> None:
+        pass
+
+    def gathered(self) -> Any:
+        return self.optimizer
+
+    def restore(self, moments: Mapping[str, Tensor]) -> None:
+        checkpoint.restore_optimizer(self.model, self.optimizer, moments)
+
+    def backward(self, batch: Any, update: int, number: int, count: int) -> Tensor:
+        """The loss of micro-batch `number` of an update; its gradients are added to those of the weights."""
+        torch.manual_seed(dropout_seed(self.config.train.seed, update, number))
+        with autocast(self.device, self.config.train.precision):
+            loss = self.task.loss(self.model, batch.to(self.device), count)
+        loss.backward()
+        return loss.detach()
+
+    def __call__(
+        self,
+        batches: Sequence[Any],
+        update: int,
+        lr: float,
+        watchers: Sequence[Watcher] = (),
+        whole: Whole | None = None,
+    ) -> Result:
+        whole = whole or Whole.of(batches)
         total = torch.zeros((), device=self.device)
         try:
             for watcher in watchers:
                 watcher.begin(self.model)
             for number, batch in enumerate(batches):
-                torch.manual_seed(dropout_seed(self.config.train.seed, update, number))
-                with autocast(self.device, self.config.train.precision):
-                    loss = self.task.loss(self.model, batch.to(self.device), count)
-                loss.backward()
-                total += loss.detach()
+                total += self.backward(batch, update, number, whole.count)
         finally:
             for watcher in watchers:
                 watcher.seen()
@@ -109,6 +184,4 @@ class EagerStep:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return Result(
-            total, grad_norm, sum(batch.tokens for batch in batches), [watcher.end(lr) for watcher in watchers]
-        )
+        return Result(total, grad_norm, whole.tokens, [watcher.end(lr) for watcher in watchers])

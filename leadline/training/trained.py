@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from leadline.kernels import attention
 from leadline.model import Transformer
 from leadline.model.precision import autocast
 from leadline.tasks.encoded import Encoded
-from leadline.tasks.translator import Translator
+from leadline.tasks.generator import Generator
+from leadline.tasks.translator import Translator, into
 from leadline.training import checkpoint
 from leadline.training import run as runs
 from leadline.training.device import find_device
@@ -33,11 +34,26 @@ class Trained:
     tokenizer: Tokenizer
     checkpoint: str  # which weights these are
 
+    def into(self, language: str) -> Trained:
+        """The same, of many languages, where it translates and encodes into this one."""
+        if "translate" not in tasks.find(self.config.task).commands:
+            self.translator()  # says that it cannot
+        return replace(self, config=into(self.config, language))
+
     def translator(self) -> Translator:
         return tasks.find(self.config.task).translator(self.model, self.tokenizer, self.config)
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
         return self.translator().translate(sentences)
+
+    def generator(self, **options: Any) -> Generator:
+        """`options` are those of config.generate, where they differ from the run's."""
+        config = self.config.set(generate=options)
+        return tasks.find(config.task).generator(self.model, self.tokenizer, config)
+
+    def generate(self, prompts: Sequence[str], **options: Any) -> list[str]:
+        """What follows each prompt: `generate(["Once"], tokens=50, temperature=0.8, top_k=40, top_p=0.9, seed=2)`."""
+        return self.generator(**options).generate(prompts)
 
     def encode(self, texts: Sequence[str], second: Sequence[str] | None = None) -> Encoded:
         """Texts as the model takes them, `model(*encoded.packs)`.
@@ -69,7 +85,11 @@ class Trained:
             raise UserError(
                 f"{store.folder} was prepared again with another vocabulary than the run's: train again on it"
             )
-        return tasks.find(self.config.task)(self.config, store)
+        # As in training the folder says what the data is; what was trained is what the run says.
+        data = replace(store.data, source=self.config.data.source, vocabulary=self.config.data.vocabulary)
+        if data.directions:
+            data = replace(data, directions=self.tokenizer.config.directions or data.directions)
+        return tasks.find(self.config.task)(replace(self.config, data=data), store)
 
     def evaluate(self, split: str = "test") -> dict[str, Any]:
         """Loss on a whole split, in nats a token or an example; of a translation BLEU and chrF with signatures."""

@@ -105,11 +105,14 @@ def test_every_recipe_is_listed_with_its_purpose_and_size(leadline: Leadline) ->
     assert [row["recipe"] for row in rows] == list(recipes.RECIPES)
     for row in rows:
         assert len(row["purpose"]) > 20, row
-        if row["recipe"] in ("numerals", "bert_small_pre_ln", "same_meaning"):  # the others take seconds to build
+        if row["recipe"] in ("numerals", "bert_small_pre_ln", "same_meaning", "lm_small_pre_ln"):  # quickly built
             config = recipes.find(row["recipe"])
             model = Transformer(config.data.vocab_size, **configuration.to_dict(config.model))
             assert row["parameters"] == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.01), row
     assert "numerals" in leadline("recipes").out
+    sizes = {row["recipe"]: row["parameters"] for row in rows}
+    assert sizes["gpt2_124m"] == pytest.approx(124_439_808, rel=1e-3)  # as published
+    assert sizes["llama_124m"] == pytest.approx(sizes["gpt2_124m"], rel=0.01)
 
 
 def test_the_figures_are_listed_as_json(leadline: Leadline) -> None:

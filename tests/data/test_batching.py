@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,7 @@ def lengths_like_ted(rows: int, seed: int = 0) -> np.ndarray:
     return np.stack([source, target], 1)
 
 
-def as_lists(batches: list[np.ndarray]) -> list[list[int]]:
+def as_lists(batches: Iterable[np.ndarray]) -> list[list[int]]:
     return [rows.tolist() for rows in batches]
 
 
@@ -86,7 +88,7 @@ def test_lengths_that_are_very_uneven(shape: Shape, seed: int) -> None:
 def test_only_the_rows_asked_for_are_planned() -> None:
     lengths = random_lengths(50)
     assert sorted(np.concatenate(plan(lengths, SHAPES[0], [7, 3, 44]))) == [3, 7, 44]
-    assert plan(lengths, SHAPES[0], []) == []
+    assert list(plan(lengths, SHAPES[0], [])) == []
 
 
 @pytest.mark.parametrize("row", [[11, 1], [1, 11]])
@@ -168,6 +170,20 @@ def test_the_work_grows_with_the_batches_and_not_with_the_rows(monkeypatch: pyte
     lengths = lengths_like_ted(20_000)
     batches = epoch_plan(lengths, shape_for(lengths, 4096), seed=0, epoch=0)
     assert len(batches) <= len(calls) < 4 * len(batches)
+
+
+def test_packs_sorted_some_at_a_time_are_those_sorted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, shape = random_lengths(2000), Shape((256, 256), 64)
+    at_once = as_lists(epoch_plan(lengths, shape, 1, 0))
+    monkeypatch.setattr(batching, "PACKS", 3)
+    assert as_lists(epoch_plan(lengths, shape, 1, 0)) == at_once
+
+
+def test_small_types_change_nothing() -> None:
+    lengths, shape = random_lengths(500), Shape((70_000, 256), 64)
+    planned = epoch_plan(lengths.astype(np.uint16), shape, 1, 0)
+    assert as_lists(planned) == as_lists(epoch_plan(lengths, shape, 1, 0))
+    assert {rows.dtype for rows in planned} == {np.dtype(np.int64)}
 
 
 def test_shape_for_has_the_tokens_asked_for_and_source_in_proportion() -> None:

@@ -125,11 +125,11 @@ def test_it_is_prepared_once_and_again_when_the_text_changes(config, tmp_path: P
     text = tmp_path / "text"
     text.write_text("One is here. Two is there.\n\nThree is nowhere.\n\nAnd four.")
     changed = dataclasses.replace(config, source=f"documents:{text}", vocab_size=30)
-    out = prepare(changed, tmp_path / "data")
+    out = prepare(changed)
     at = (out / "manifest.json").stat().st_mtime_ns
-    assert (prepare(changed, out) / "manifest.json").stat().st_mtime_ns == at
+    assert (prepare(changed) / "manifest.json").stat().st_mtime_ns == at
     text.write_text("One is here. Two is there.\n\nThree is nowhere.\n\nAnd five.")
-    assert (prepare(changed, out) / "manifest.json").stat().st_mtime_ns != at
+    assert prepare(changed) != out
 
 
 def test_a_process_that_dies_is_one_sentence(config, tmp_path: Path, small_blocks, monkeypatch) -> None:
@@ -184,3 +184,56 @@ def test_sequences_are_whole_sentences_of_one_document_and_lose_nothing(shards, 
     expected = np.concatenate([shard.tokens[begin:end] for shard, begin, end in places])
     assert np.array_equal(found.gather(found.places(rows)).tokens, expected)
     assert len(set(found.documents.tolist())) == COUNT - 2
+
+
+TITLED = """= One =
+First line, 1.  Two  spaces.
+  indented \t 🙂
+
+Another line; e\u0301 is not é
+
+= Two =
+== A heading ==
+x
+"""
+
+
+class TestBytes:
+    """data.tokenizer=byte_bpe: documents to the byte, each with its end."""
+
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> DataConfig:
+        titles = "".join(f"= T{i} =\nthe line {i}\n" for i in range(COUNT))
+        (tmp_path / "text.txt").write_text(TITLED + titles, encoding="utf-8")
+        return DataConfig(source=f"documents:{tmp_path / 'text.txt'}", tokenizer="byte_bpe", vocab_size=290)
+
+    def test_a_document_is_its_lines_and_an_end(self, config: DataConfig, tmp_path: Path) -> None:
+        store = Store(prepare(config, tmp_path / "data"))
+        end = store.tokenizer.end_of_text
+        documents = [sum(d, []) for split in ("train", "valid") for d in documents_of(store, split)]  # noqa: RUF017
+        assert all(tokens[-1] == end and tokens.count(end) == 1 for tokens in documents)
+        first = "One\nFirst line, 1.  Two  spaces.\n  indented \t 🙂\nAnother line; e\u0301 is not é"
+        expected = [first, "Two\nA heading\nx", *(f"T{i}\nthe line {i}" for i in range(COUNT))]
+        assert sorted(store.tokenizer.decode([tokens[:-1] for tokens in documents])) == sorted(expected)
+        assert store.manifest["splits"]["train"]["documents"] + store.manifest["splits"]["valid"]["documents"] == len(
+            expected
+        )
+
+    def test_processes_make_the_same(self, config: DataConfig, tmp_path: Path, small_blocks, monkeypatch) -> None:
+        alone, together = tmp_path / "alone", tmp_path / "together"
+        monkeypatch.setattr(corpus.machine, "cores", lambda: 1)
+        prepare(config, alone)
+        monkeypatch.setattr(corpus.machine, "cores", lambda: 2)
+        prepare(config, together)
+        assert len(list(alone.glob("train-*.tokens.npy"))) > 1
+        assert contents(alone) == contents(together)
+
+
+def test_an_end_is_put_behind_every_document() -> None:
+    shard = corpus.Shard(
+        np.arange(10, 17, dtype=np.uint16), np.array([2, 3, 7], np.uint32), np.array([2, 3], np.uint32)
+    )
+    found = corpus.ended(shard, 1)
+    assert found.tokens.tolist() == [10, 11, 12, 1, 13, 14, 15, 16, 1]
+    assert found.tokens.dtype == np.uint16
+    assert (found.ends.tolist(), found.documents.tolist()) == ([2, 4, 9], [2, 3])

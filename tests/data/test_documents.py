@@ -132,3 +132,21 @@ def test_python_carries_prose_that_is_read_without_importing_it(monkeypatch) -> 
 def test_prose_is_without_code_and_rules() -> None:
     text = "A title\n*******\n\nSome text that\nis wrapped.\n\n   code = 1\n\n>>> 1\n1\n\nrule ::= x\n\n* an item\n"
     assert list(prose(text)) == ["A title", "Some text that is wrapped.", "* an item"]
+
+
+class TestHub:
+    """hf-documents:NAME_OR_PATH"""
+
+    def saved(self, tmp_path: Path, rows: list[dict]) -> str:
+        datasets = pytest.importorskip("datasets")
+        datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(tmp_path / "saved")
+        return f"hf-documents:{tmp_path / 'saved'}"
+
+    def test_a_row_is_a_document_and_a_line_a_paragraph(self, tmp_path: Path) -> None:
+        source = self.saved(tmp_path, [{"text": "a b\n\n  c\r\n"}, {"text": " \n"}, {"text": None}, {"text": "d"}])
+        assert list(open_source(DataConfig(source=source)).paragraphs()) == [(0, "a b"), (0, "  c"), (1, "d")]
+
+    def test_without_the_column_it_is_refused(self, tmp_path: Path) -> None:
+        source = self.saved(tmp_path, [{"content": "a"}])
+        with pytest.raises(UserError, match="has no column text, only content"):
+            open_source(DataConfig(source=source))

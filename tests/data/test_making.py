@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from leadline.config import DataConfig, to_dict
-from leadline.data import making
+from leadline.data import making, manifest
 from leadline.data.store import Store, prepare
+from leadline.errors import UserError
 
 PREPARE = """
 import json, os, signal, sys
@@ -104,3 +105,19 @@ def test_unfinished_documents_that_are_damaged_are_made_from_the_beginning(tmp_p
     (unfinished / "block-00000.json").write_bytes(b"\0" * 50)
     assert {path.name: path.read_bytes() for path in prepare(config, tmp_path / "again").iterdir()} == whole
     assert not unfinished.exists()
+
+
+def test_documents_whose_last_flush_failed_are_gone_on_with(tmp_path: Path, fresh_cache: Path, monkeypatch) -> None:
+    """The manifest is there already, and is written again."""
+    (tmp_path / "text").write_text("\n\n".join(f"This is {i}. It was {i}." for i in range(40)))
+    config = DataConfig(source=f"documents:{tmp_path / 'text'}", vocab_size=40, valid_every=5)
+
+    def fail(path: Path) -> None:
+        assert (path if path.is_dir() else path.parent).joinpath("manifest.json").exists()
+        raise OSError(5, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(making, "sync", fail)
+        with pytest.raises((OSError, UserError)):
+            prepare(config, tmp_path / "data")
+    manifest.check(tmp_path / "data", Store(prepare(config, tmp_path / "data")).manifest, again=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from leadline.config import DataConfig
-from leadline.data import manifest, parallel
+from leadline.data import manifest, parallel, store
 from leadline.data.pairs import TextFolder
 from leadline.data.sources import open_source
 from leadline.data.store import Store, prepare
@@ -197,11 +197,19 @@ class TestReuse:
         assert Store(after).data == changed
         assert Store(after).tokenizer.vocab_size == changed.vocab_size
 
-    def test_a_chosen_folder_is_replaced_when_the_data_changes(self, corpus, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("what", ["options", "text"])
+    def test_a_chosen_folder_with_other_data_is_refused_and_stays(self, corpus, tmp_path: Path, what: str) -> None:
         config, out = corpus(), tmp_path / "chosen"
         prepare(config, out)
-        prepare(dataclasses.replace(config, vocab_size=90), out)
-        assert Store(out).tokenizer.vocab_size == 90
+        before = {path.name: path.read_bytes() for path in out.iterdir()}
+        other = dataclasses.replace(config, vocab_size=90) if what == "options" else config
+        if what == "text":
+            replace_line(config, "train.de", "die Katze")
+        assert (
+            refusal(other, out)
+            == f"{out} holds other data, of other text or options: choose another --out, or remove it"
+        )
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
         assert [path.name for path in tmp_path.iterdir() if "chosen" in path.name] == ["chosen"]
 
 
@@ -224,9 +232,11 @@ def test_an_interrupted_preparation_keeps_the_data_that_was_there(corpus, tmp_pa
 
     config, out = corpus(), tmp_path / "chosen"
     prepare(config, out)
+    (out / "tokenizer.json").write_text("{}")  # damaged, so that it is made again
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
     with pytest.raises(KeyboardInterrupt):
-        prepare(dataclasses.replace(config, vocab_size=90), out, progress=interrupt)
-    assert Store(out).data == config
+        prepare(config, out, progress=interrupt)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -332,7 +342,7 @@ def test_memory_does_not_grow_with_the_corpus(corpus, monkeypatch) -> None:
 
 def test_reading_a_row_maps_the_file_and_does_not_load_it(corpus) -> None:
     found = Store(prepare(corpus())).split("train")
-    assert all(isinstance(array, np.memmap) for array in [*found.tokens, *found.ends])
+    assert all(isinstance(array, np.memmap) for array in found.tokens)
 
 
 def test_a_vocabulary_too_large_is_refused_with_one_that_works(corpus) -> None:
@@ -406,3 +416,10 @@ class TestChoices:
         assert Store(prepare(turned), turned).notes == []
         given = DataConfig(source=f"prepared:{opened.folder}")
         assert Store(prepare(given), given).notes == []
+
+
+def test_data_that_was_prepared_before_an_option_was_added_is_still_found() -> None:
+    """The key that this config had when it had fewer options."""
+    key = "1aaf8e0189a3793c37d22072a23d2c7e9be837a690144897ff7cd52cc4820116"
+    assert store._key(DataConfig(), "pairs", "x") == key
+    assert store._key(DataConfig(temperature=5.0), "pairs", "x") != key

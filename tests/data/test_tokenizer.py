@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import unicodedata
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as StandardTokenizer
+from tokenizers import normalizers, pre_tokenizers
 
 from leadline.config import DataConfig
 from leadline.data import tokenizer as tokenizers
@@ -205,3 +207,72 @@ def test_a_word_that_never_ends_is_learnt_from_by_its_beginning() -> None:
     assert max(map(len, tokenizers._learnable(f"ab {word} cd").split(" "))) == tokenizers.LONG_WORD
     line = "ab  cd " * 1000
     assert tokenizers._learnable(line) == line
+
+
+class TestBytes:
+    """data.tokenizer=byte_bpe"""
+
+    @pytest.fixture
+    def tokenizer(self) -> Tokenizer:
+        config = DataConfig(tokenizer="byte_bpe", vocab_size=265)
+        return Tokenizer(learn(["the cat and the hat", "that is the end"] * 20, config, documents=True), config)
+
+    def test_any_text_comes_back_as_it_was(self, tokenizer: Tokenizer) -> None:
+        texts = [
+            "",
+            " ",
+            "\n",
+            "a\n\n  b\t\r\n",
+            "<|endoftext|>",
+            "\x00\x01\x7f\x85\u2028\ufeff",
+            "é e\u0301 ﬁ",
+            "👩‍👩‍👧🏽",
+        ]
+        texts += ["".join(map(chr, range(a, a + 199))) for a in range(0, 0xD700, 199)]  # all scripts
+        texts += ["".join(map(chr, range(a, a + 999))) for a in range(0xE000, 0x10FF00, 0x2111)]
+        tokens = tokenizer.encode(texts, "en")
+        assert tokenizer.decode(tokens) == texts
+        lengths = tokenizer.byte_lengths()
+        assert [int(lengths[own].sum()) if own else 0 for own in tokens] == [len(text.encode()) for text in texts]
+        assert tokenizer.end_of_text not in {token for own in tokens for token in own}
+        assert lengths[tokenizer.end_of_text] == 0
+
+    def test_lines_do_not_share_tokens(self, tokenizer: Tokenizer) -> None:
+        lines = ["the cat\n", "  and\n", "\n", " the hat"]
+        assert tokenizer.encode(["".join(lines)], "en")[0] == [
+            token for line in tokenizer.encode(lines, "en") for token in line
+        ]
+
+    def test_it_is_the_same_when_it_is_read_again(self, tokenizer: Tokenizer, tmp_path: Path) -> None:
+        tokenizer.bpe.save(str(tmp_path / "tokenizer.json"))
+        again = Tokenizer.load(tmp_path / "tokenizer.json", DataConfig())  # what it is, it says itself
+        text = "Thé cat 🙂\n"
+        assert again.exact
+        assert again.encode([text], "en") == tokenizer.encode([text], "en")
+        assert again.end_of_text == tokenizer.end_of_text
+
+
+def test_a_vocabulary_that_cuts_and_fills_up_does_neither_here() -> None:
+    tokenizer = learned(["a b c d e f g"])
+    tokenizer.bpe.enable_truncation(2)
+    tokenizer.bpe.enable_padding(length=8)
+    again = Tokenizer(StandardTokenizer.from_str(tokenizer.bpe.to_str()), tokenizer.config)
+    assert again.decode(again.encode(["a b c d e f g", "a"], "en")) == ["a b c d e f g", "a"]
+
+    def test_an_end_of_text_that_is_no_special_token_has_no_bytes(self, tokenizer: Tokenizer) -> None:
+        state = json.loads(tokenizer.bpe.to_str())
+        for added in ([], [token | {"special": False} for token in state["added_tokens"]]):
+            bpe = StandardTokenizer.from_str(json.dumps(state | {"added_tokens": added}))
+            theirs = Tokenizer(bpe, tokenizer.config)
+            assert theirs.byte_lengths().tolist() == tokenizer.byte_lengths().tolist()
+
+    @pytest.mark.parametrize("change", ["prefix", "NFKC", "NFD", "Lowercase"])
+    def test_a_vocabulary_that_changes_text_is_refused(self, tokenizer: Tokenizer, change: str, tmp_path: Path) -> None:
+        if change == "prefix":
+            tokenizer.bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        else:
+            tokenizer.bpe.normalizer = getattr(normalizers, change)()
+        path = tmp_path / "tokenizer.json"
+        tokenizer.bpe.save(str(path))
+        with pytest.raises(UserError, match=r"tokenizer.json does not give text back as it was: use"):
+            learn([], DataConfig(tokenizer="byte_bpe", vocabulary=str(path)), documents=True)

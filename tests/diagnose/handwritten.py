@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from leadline.diagnose.connection import Connection
 from leadline.diagnose.faults import Finding, findings
-from leadline.diagnose.structure import Connection, connections
+from leadline.diagnose.structure import connections
 from leadline.diagnose.theory import deepnet_constants
 from leadline.diagnose.trace import sizes, trace
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_verdict import connection
 
+from leadline.diagnose.connection import Connection
 from leadline.diagnose.fitted import hint, outside
-from leadline.diagnose.structure import Connection
 
 FACTS = {"optimizer": "Adam", "data": "builtin:numerals", "start": "xavier"}
 

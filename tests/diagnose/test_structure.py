@@ -31,8 +31,9 @@ from torch import Tensor, nn
 from zoo import PIXELS, ZOO, Arch, Deep, ResNet, arch, ident, of_zoo, post
 
 from leadline.diagnose.faults import findings
+from leadline.diagnose.norms import find_norms
 from leadline.diagnose.structure import connections
-from leadline.diagnose.trace import find_norms, recording, trace
+from leadline.diagnose.trace import recording, trace
 from leadline.errors import UserError
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from leadline.diagnose import verdict as verdicts
+from leadline.diagnose.connection import Connection
 from leadline.diagnose.faults import Finding
 from leadline.diagnose.inspection import Inspection, lines
 from leadline.diagnose.record import Record
-from leadline.diagnose.structure import Connection
 from leadline.diagnose.verdict import (
     COLLAPSE_AFTER,
     FLOOR,
@@ -36,6 +36,7 @@ NO_TORCH = [
     "leadline.diagnose.verdict",
     "leadline.diagnose.fitted",
     "leadline.diagnose.theory",
+    "leadline.diagnose.connection",
     "leadline.diagnose.structure",
     "leadline.diagnose.faults",
     "leadline.diagnose.record",

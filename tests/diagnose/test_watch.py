@@ -78,7 +78,7 @@ def test_a_row_is_written_every_few_updates(watched: Path) -> None:
 
 def test_the_other_rows_are_as_without_it(watched: Path, config: Config, tmp_path: Path) -> None:
     plain = train(config, tmp_path / "plain")
-    clock = ("seconds", "tokens_per_second")
+    clock = history.CLOCK
 
     def rows(run: Path) -> list[dict[str, float]]:
         kept = [row for row in history.read(run).rows if row not in looks(run)]

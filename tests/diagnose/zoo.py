@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from handwritten import DIM, IDS, Attention, Built, FeedForward, Stack, found_in
 from torch import Tensor, nn
 
+from leadline.diagnose.connection import Connection
 from leadline.diagnose.faults import Finding
-from leadline.diagnose.structure import Connection
 from leadline.diagnose.theory import deepnet_constants
 from leadline.kernels.pack import pack_one
 from leadline.model import Transformer
@@ -366,8 +366,10 @@ enter(
 
 def vision(block: str = "Block", **options: Any) -> Built:
     timm = pytest.importorskip("timm.models.vision_transformer")
+    if not (block_fn := getattr(timm, block, None)):
+        pytest.skip(f"this version of timm has no {block}")
     model = timm.VisionTransformer(
-        img_size=32, patch_size=8, embed_dim=48, num_heads=4, depth=2, block_fn=getattr(timm, block), **options
+        img_size=32, patch_size=8, embed_dim=48, num_heads=4, depth=2, block_fn=block_fn, **options
     )
     return model, lambda: model(PIXELS)
 

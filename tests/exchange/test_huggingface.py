@@ -144,6 +144,10 @@ def test_what_cannot_go_along_is_said(tokenizer: Tokenizer, tmp_path: Path) -> N
     ]
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(theirs[1].values())  # no weight is missing and none is too much
+    classifier = run_of(tokenizer, placement="post_ln", head="linear", classes=2, embeddings="separate")
+    assert huggingface.save(classifier, tmp_path / "classifier") == [
+        "BertForSequenceClassification has no output matrix: it is left out"
+    ]
 
 
 def folder_of(kind: str, path: Path, **changes: Any) -> Any:
@@ -234,6 +238,35 @@ def test_a_vocabulary_alone_is_bert_s_tokenizer(tmp_path: Path) -> None:
     assert load(tmp_path / "run", device="cpu").tokenizer.encode([text], "en")[0] == expected(text)["input_ids"][1:-1]
 
 
+def test_only_the_files_of_the_model_are_read(tmp_path: Path) -> None:
+    """Not a backup beside them, whatever its name."""
+    folder = tmp_path / "theirs"
+    theirs = folder_of("BertForMaskedLM", folder)
+    weights = load_file(folder / "model.safetensors")
+    wrong = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    save_file(wrong, folder / "model_old.safetensors")
+    huggingface.load(folder, tmp_path / "run")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors does not exist: save the model"):
+        huggingface.load(folder, tmp_path / "other")
+    parts = {f"model-0000{i + 1}-of-00002.safetensors": dict(list(weights.items())[i::2]) for i in range(2)}
+    for name, tensors in parts.items():
+        save_file(tensors, folder / name)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {key: name for name, part in parts.items() for key in part}}))
+    huggingface.load(folder, tmp_path / "parts")
+    tokens, segments = inputs(21)
+    batch, mask = padded(tokens, segments)
+    for name in ("run", "parts"):
+        model = load(tmp_path / name, device="cpu").model
+        with torch.no_grad():
+            close(model.logits(ours(model, tokens, segments)[: len(tokens)]), theirs(**batch).logits[mask])
+    for content in ('{"weight_map": {"a": "../secret.safetensors"}}', '{"weight_map": {}}', '{"weight_map": []}'):
+        index.write_text(content)
+        with pytest.raises(UserError, match="does not name the files of a model"):
+            huggingface.load(folder, tmp_path / "other")
+
+
 def test_old_names_spare_rows_and_their_tokenizer_json(tmp_path: Path) -> None:
     """google-bert's files call a norm's weights gamma and beta; others have more rows than tokens."""
     theirs = folder_of("BertForMaskedLM", tmp_path / "theirs", vocab_size=24)
@@ -271,8 +304,10 @@ def test_other_placements_say_what_can_be_exported(placement: str, tokenizer: To
 @pytest.mark.parametrize(("changes", "needs"), [
     ({"embed_norm": False}, "model.embed_norm=true"),
     ({"norm": "rms_norm"}, "model.norm=layer_norm"),
+    ({"activation": "gelu_tanh", "head": "linear"}, "model.activation=gelu or relu"),
     ({"placement": "pre_ln", "activation": "relu"}, "model.activation=gelu"),
     ({"decoder_layers": 1, "head": "linear"}, "an encoder alone"),
+    ({"head": "linear", "embeddings": "separate"}, "model.embeddings=tied or model.head=bert"),
 ])  # fmt: skip
 def test_what_bert_is_not_is_refused(changes: dict, needs: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"it needs {needs}$"):
@@ -280,7 +315,7 @@ def test_what_bert_is_not_is_refused(changes: dict, needs: str, tokenizer: Token
 
 
 @pytest.mark.parametrize(("broken", "complaint"), [
-    ({"model_type": "gpt2"}, "of the type 'gpt2': what can be imported is bert and roberta-prelayernorm"),
+    ({"model_type": "t5"}, "of the type 't5': what can be imported is bert, roberta-prelayernorm, gpt2, opt, llama"),
     ({"hidden_act": "gelu_new"}, "model.activation cannot be 'gelu_new'"),
     ({"num_hidden_layers": 3}, "the weights have no bert.encoder.layer.2"),
     ({"intermediate_size": 64}, r"intermediate.dense.weight is \(32, 16\), and config.json makes it \(64, 16\)"),
@@ -307,7 +342,7 @@ def test_a_folder_that_cannot_be_imported_says_why(broken: dict, complaint: str,
 @pytest.mark.parametrize(("file", "text", "complaint"), [
     ("config.json", None, "config.json does not exist"),
     ("config.json", "[", "config.json is not JSON"),
-    ("model.safetensors", None, "has no model.safetensors: save the model"),
+    ("model.safetensors", None, "model.safetensors does not exist: save the model"),
     ("model.safetensors", "xx", "is damaged"),
     ("vocab.txt", None, "neither tokenizer.json nor vocab.txt"),
     ("vocab.txt", "[PAD]\n[UNK]\na\n", r"has no \[CLS\], \[SEP\], \[MASK\]"),

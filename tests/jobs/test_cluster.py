@@ -111,10 +111,10 @@ def nodes() -> Iterator[Nodes]:
         patch.setenv("RAY_worker_niceness", "0")  # Ray's processes give way to all others: here, to other tests
         pytest.importorskip("ray")
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as where a script starts nodes in the background
-        found = Nodes()
+        made = Nodes()
         signal.signal(signal.SIGINT, before)
-        yield found
-        found.cluster.shutdown()
+        yield made
+        made.cluster.shutdown()
 
 
 def training(folder: Path) -> int:
@@ -131,22 +131,6 @@ def training(folder: Path) -> int:
 
 def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-@pytest.mark.slow
-def test_a_command_that_is_stopped_leaves_saved_trainings(nodes: Nodes, tmp_path: Path) -> None:
-    jobs = [job(name) for name in KEEP]  # the third waits for room
-
-    def stop(name: str, event: Event) -> None:
-        if event.update >= 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cluster.execute(jobs, tmp_path, nodes.address, stop)
-    folders = [each.folder(tmp_path) for each in jobs]
-    assert not any(training(folder) for folder in folders)
-    assert any("SIGTERM after update" in (f / "log.txt").read_text() for f in folders if (f / "log.txt").exists())
-    assert not any(finished(each, tmp_path) for each in jobs)
 
 
 class Deaths:
@@ -191,6 +175,22 @@ def test_what_is_killed_goes_on_and_what_fails_is_told(nodes: Nodes, tmp_path: P
         assert outcome(each.folder(tmp_path)) == undisturbed
 
 
+@pytest.mark.slow
+def test_a_command_that_is_stopped_leaves_saved_trainings(nodes: Nodes, tmp_path: Path) -> None:
+    jobs = [job("process"), job("worker")]  # one node is left, so the second waits for room
+
+    def stop(name: str, event: Event) -> None:
+        if event.update >= 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cluster.execute(jobs, tmp_path, nodes.address, stop)
+    folders = [each.folder(tmp_path) for each in jobs]
+    assert not any(training(folder) for folder in folders)
+    assert any("SIGTERM after update" in (f / "log.txt").read_text() for f in folders if (f / "log.txt").exists())
+    assert not any(finished(each, tmp_path) for each in jobs)
+
+
 def train_here(what: Job, root: Path) -> Path:
     folder = lay_out(what, root)
     threads = torch.get_num_threads()
@@ -201,9 +201,9 @@ def train_here(what: Job, root: Path) -> Path:
 
 
 def outcome(folder: Path) -> tuple[dict[str, Any], list[tuple[float, float]]]:
-    """Its result but for its name, settings and time, and the loss of every update."""
+    """Its result but for its name, settings, time and commit, and the loss of every update."""
     result = json.loads((folder / "result.json").read_text())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return result | {"name": "", "settings": {}, "seconds": 0}, [
+    return result | {"name": "", "settings": {}, "seconds": 0, "code": {}}, [
         (row["update"], row["loss"]) for row in rows if "loss" in row
     ]

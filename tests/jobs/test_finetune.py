@@ -7,9 +7,7 @@ import math
 import random
 import shutil
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,15 @@ import torch
 from safetensors.torch import load_file
 
 from leadline.config import Config
+from leadline.data.store import Store, prepare
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.jobs import finetune as tuning
 from leadline.jobs import worker
 from leadline.jobs.grid import Grid, Setting, SettingScores, settings_of, summary
-from leadline.jobs.job import Job, lay_out, unfinished
+from leadline.jobs.job import Job
 from leadline.training import checkpoint
+from leadline.training.events import Event
 from leadline.training.loop import resume, train
 from leadline.training.run import load_config
 
@@ -49,20 +49,16 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-LONG = Setting(4, 1e-4, 6)
+LONG = Setting(4, 1e-4, 3)  # 16 updates an epoch
 COLUMNS = ["data.first=text", "data.second="]
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in this process: a process of its own takes seconds to start."""
+def here(monkeypatch: pytest.MonkeyPatch, in_process: Callable[..., None]) -> None:
+    def quietly(jobs: Any, root: Path, at_once: int, on_event: Any, on_finished: Any) -> None:
+        in_process(jobs, root, at_once, lambda name, event: None, on_finished)
 
-    def execute(jobs: Sequence[Job], root: Path, at_once: int, on_event: Any, on_finished: Any) -> None:
-        for job in unfinished(jobs, root):
-            worker.work(lay_out(job, root))
-            on_finished(job)
-
-    monkeypatch.setattr(tuning, "execute", execute)
+    monkeypatch.setattr(tuning, "execute", quietly)
 
 
 def weights_at_start(config: Config, folder: Path) -> dict[str, torch.Tensor]:
@@ -182,6 +178,36 @@ def test_the_grid_reports_mean_and_interval_and_is_not_done_again(
     assert job.train.start_checkpoint == "00000020"
 
 
+def test_the_rate_rises_over_a_tenth_of_the_updates(pretrained: Path, table: Path) -> None:
+    base = tuning.configure(pretrained, str(table), "", COLUMNS, "last")
+    store = Store(prepare(base.data))  # 64 examples
+    updates = {1: 16, 3: 6, 16: 1}  # of an epoch, by how many batches make one
+    for accumulate, each in updates.items():
+        config = tuning.tuned(base.set(train={"accumulate": accumulate}), Setting(4, 1e-4, 10), store)
+        assert config.optim.warmup == each
+
+
+def test_results_of_other_data_or_of_another_run_are_not_overwritten(
+    pretrained: Path, table: Path, tmp_path: Path, here: None
+) -> None:
+    def tune(run: Path, data: Path) -> None:
+        base = tuning.configure(run, str(data), "", COLUMNS, "10")
+        tuning.finetune(base, [Setting(16, 1e-4, 1)], 1, 1, tmp_path / "out")
+
+    tune(pretrained, table)
+    before = (tmp_path / "out" / "results.csv").read_bytes()
+    copy = shutil.copytree(table, tmp_path / "copy")
+    tune(shutil.copytree(pretrained, tmp_path / "bert"), copy)  # the same, elsewhere: nothing is left to do
+    assert (tmp_path / "out" / "results.csv").read_bytes() == before
+    changed = shutil.copytree(table, tmp_path / "changed")
+    (changed / "dev.jsonl").write_text('{"label": "bad", "text": "fee"}\n')
+    other = train(load_config(pretrained).set(train={"seed": 2, "updates": 10}), tmp_path / "other")
+    for run, data in ((pretrained, changed), (other, table)):
+        with pytest.raises(UserError, match=f"holds the results of {tmp_path}/bert on table:{copy}: choose another"):
+            tune(run, data)
+        assert (tmp_path / "out" / "results.csv").read_bytes() == before
+
+
 def test_the_best_run_keeps_its_weights_and_labels_new_text(
     pretrained: Path, table: Path, tmp_path: Path, leadline: Callable[..., Any], here: None
 ) -> None:
@@ -265,14 +291,15 @@ def test_it_goes_on_after_a_kill_to_the_same_scores(
     folder.mkdir(parents=True)
     for name in ("job.toml", "job.json"):
         (folder / name).write_text((whole.run / name).read_text())
-    process = subprocess.Popen([sys.executable, "-m", "leadline.jobs.worker", str(folder)], stdout=subprocess.DEVNULL)
-    while not checkpoint.names(folder):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
+
+    def kill(event: Event) -> None:  # kills of processes: tests/jobs/test_jobs.py
+        if event.update > 16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        worker.work(folder, kill)
     assert not (folder / "result.json").exists()
-    assert 0 < int(checkpoint.names(folder)[-1]) < 16 * LONG.epochs
+    assert checkpoint.names(folder) == ["00000016"]
     again = tuning.finetune(base, [LONG], 1, 1, tmp_path / "killed")
     assert again.run == folder
     one, other = (json.loads((run / "result.json").read_text()) for run in (whole.run, folder))
@@ -311,6 +338,10 @@ def test_the_paper_s_grid() -> None:
 
 @pytest.mark.parametrize(("options", "complaint"), [
     (["--set", "optim.lr=1"], "--set optim.lr: the grid decides; use --lr"),
+    (["--set", "model.classes=5"], "--set model.classes: there is a class for each label of the data; leave it out"),
+    (["--set", "train.batch_tokens=64"], "--set train.batch_tokens: it is made as large as the largest --batch takes"),
+    (["--set", "train.start=x"], "--set train.start: the runs start from RUN"),
+    (["--set", "train.start_checkpoint=last"], "--set train.start_checkpoint: use --checkpoint"),
     (["--set", "train.eval_every=-1"], "train.eval_every=-1: settings are compared by their evaluations"),
     (["--task", "mrcp"], "--task 'mrcp' is neither a task nor a file or folder: did you mean 'mrpc'?"),
     (["--metric", "bleu"], "--metric cannot be 'bleu'"),

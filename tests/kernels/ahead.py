@@ -1,30 +1,36 @@
-"""Every Triton kernel of an update, compiled for GPUs that are not here: python tests/kernels/ahead.py 80 90 …
+"""Every Triton kernel, compiled for GPUs that are not here: python tests/kernels/ahead.py 80 90 … [--cases NAME …]
 
-Triton compiles as it would before a launch, with the types and sizes of a real step, and launches nothing. Prints a
+Triton compiles as it would before a launch, with the types and sizes of real work, and launches nothing. Prints a
 JSON: by compute capability and kernel, the most shared memory it takes, in bytes.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
 
+import handmade
+import numpy as np
+import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
-from leadline import recipes, tasks
-from leadline.config import Config
-from leadline.data import batching
-from leadline.data.store import Store, prepare
-from leadline.training import graph
-from leadline.training.step import make_step
+from leadline import tasks
+from leadline.kernels.fused import search
+from leadline.kernels.fused.attention import Heads, attention
+from leadline.kernels.fused.runtime import Runtime
+from leadline.kernels.pack import pack_one
+from leadline.training import step as steps
 
 
 class Absent:
@@ -37,44 +43,88 @@ class Absent:
         return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.capability  # a kernel that is compiled is kept for its device
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
 
 
-def config() -> Config:
-    """A training that has every kernel in it."""
+def attend(widths: Iterable[int], dtype: torch.dtype) -> None:
+    """Self-attention of two heads, forward and backward, with dropout: what takes most shared memory."""
+    pack = pack_one([np.arange(9), np.arange(20)])
+    runtime = Runtime(dtype, torch.zeros(1, dtype=torch.int64))
+    for width in widths:
+        qkv = torch.zeros(29, 6 * width, dtype=dtype, requires_grad=True)
+        heads, how = Heads(2, 2, width), runtime.dropout(0.1, 1)
+        attention(qkv, None, pack, pack, heads, True, runtime, dropout=how).sum().backward()
+
+
+def look_up(width: int = 128, beams: int = 5, dtype: torch.dtype = torch.bfloat16) -> None:
+    """A step of the beam search in slots."""
+    starts, limits = torch.tensor([0, 9, 29], dtype=torch.int32), torch.tensor([12, 30])
+    state = search.State.begin(starts, limits, 2, beams, 48, 1, 2, 0.6)
+    rows = 2 * beams
+    keys, values = torch.zeros(2, rows, 48, 2, width, dtype=dtype).unbind()
+    search.self_attention(torch.zeros(rows, 6 * width, dtype=dtype), keys, values, state.table, state.positions)
+    memory = torch.zeros(29, 4 * width, dtype=dtype)
+    search.cross_attention(torch.zeros(rows, 2 * width, dtype=dtype), memory, state.sentence, state.starts, width)
+    search.advance(state, torch.zeros(rows, 10_000, dtype=dtype))
+
+
+def update(task: str, precision: str, **model: Any) -> None:
+    """A whole update, with every kind of dropout."""
     drops = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1, "embed_norm": True}
-    return recipes.numerals().set(
-        model=drops | {"dim": 128, "ffn_dim": 256, "heads": 2, "encoder_layers": 1, "decoder_layers": 1},
-        data={"size": 300, "vocab_size": 200},
-        train={"step": "graph", "precision": "bf16", "batch_tokens": 256, "device": "cpu"},
-    )
+    train = {"step": "graph", "precision": precision, "device": "cpu"}
+    config, store = handmade.CASES[task]
+    config = config.set(model=drops | {"dim": 128, "ffn_dim": 256} | model, train=train)
+    found = tasks.find(config.task)(config, store)
+    step = steps.make_step(config, found, found.build_model().train())
+    step([step.prepare(found.collate(found.epoch(0)[0]))], 1, 1e-3)
 
 
-def shared_memory(capability: int) -> dict[str, int]:
+ONE = {"encoder_layers": 1, "decoder_layers": 1}
+MODERN: dict[str, Any] = {"norm": "rms_norm", "positions": "rotary", "activation": "swiglu", "kv_heads": 1} | {
+    "qk_norm": "head", "bias": False, "embed_norm": False, "heads": 2,
+}  # fmt: skip
+CASES: dict[str, Callable[[], None]] = {
+    "attention": lambda: attend((128,), torch.bfloat16),
+    "attention, other heads": lambda: attend((32, 64, 80, 256), torch.bfloat16),
+    "attention, fp32": lambda: attend((64, 128), torch.float32),
+    "search": look_up,
+    "search, fp32": lambda: look_up(dtype=torch.float32),
+    "translation": lambda: update("translation", "bf16", **ONE),
+    "translation, DeepNorm": lambda: update("translation", "bf16", **ONE, placement="deepnorm", heads=1),
+    "translation, modern block": lambda: update("translation", "bf16", **ONE, **MODERN),
+    "translation, fp32": lambda: update("translation", "fp32", **ONE),
+    "masked_lm, pairs": lambda: update("masked_lm, pairs", "bf16", head="bert", activation="gelu"),
+    "classification": lambda: update("classification", "bf16", dim=768, heads=12, activation="gelu"),
+}
+
+
+def shared_memory(capability: int, cases: Iterable[str]) -> dict[str, int]:
     driver.set_active(Absent(capability))
-    found: dict[str, int] = {}
+    taken: dict[str, int] = {}
     run = jit.JITFunction.run
 
     def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         made = run(kernel, *arguments, grid=grid, warmup=True, **options)
-        found[kernel.fn.__name__] = max(found.get(kernel.fn.__name__, 0), made.metadata.shared)
+        name = f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
+        taken[name] = max(taken.get(name, 0), made.metadata.shared)
         return made
 
     jit.JITFunction.run = compile_only  # type: ignore[method-assign, assignment]
-    graph.require_usable = lambda device: None  # type: ignore[assignment]
+    steps.require_usable = lambda device: None  # type: ignore[assignment]
     try:
-        chosen = config()
-        task = tasks.find(chosen.task)(chosen, Store(prepare(chosen.data)))
-        step = make_step(chosen, task, task.build_model().train())
-        rows = batching.epoch_plan(task.train.lengths, task.shape, 1, 0)[0]
-        step([step.prepare(task.collate(rows))], 1, 1e-3)
+        for case in cases:
+            CASES[case]()
     finally:
         jit.JITFunction.run = run  # type: ignore[method-assign]
-    return found
+    return taken
 
 
 if __name__ == "__main__":
-    print(json.dumps({each: shared_memory(int(each)) for each in sys.argv[1:]}))
+    parser = argparse.ArgumentParser(description="Kernels for GPUs that are not here.")
+    parser.add_argument("capabilities", nargs="+", type=int)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    given = parser.parse_args()
+    print(json.dumps({each: shared_memory(each, given.cases) for each in given.capabilities}))

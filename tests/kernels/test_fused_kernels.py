@@ -14,10 +14,12 @@ pytest.importorskip("triton")
 
 from leadline.kernels import attention as plain_attention
 from leadline.kernels import cross_entropy as plain_cross_entropy
-from leadline.kernels.fused import adam, attention, cross_entropy, embedding, linear, residual
+from leadline.kernels.fused import adam, attention, cross_entropy, embedding, heads, linear, residual
+from leadline.kernels.fused.attention import Heads
 from leadline.kernels.fused.dropout import Dropout, dropout
 from leadline.kernels.fused.runtime import Runtime
 from leadline.kernels.pack import Pack, group_sizes, pack
+from leadline.kernels.rotary import rotations
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SEED = torch.tensor([12_345_678_901], device=DEVICE)
@@ -41,9 +43,12 @@ def with_gradient(*shape: int) -> nn.Parameter:
 
 
 class Layer:
-    def __init__(self, inputs: int, outputs: int) -> None:
-        self.weight, self.bias = with_gradient(outputs, inputs), with_gradient(outputs)
-        self.compute = self.weight.data, self.bias.data
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        self.weight, self.bias = with_gradient(outputs, inputs), with_gradient(outputs) if bias else None
+        self.compute = self.weight.data, self.bias.data if self.bias is not None else None
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
 def gradients(value: Callable[[], Tensor], *of: Tensor) -> list[Tensor]:
@@ -92,12 +97,14 @@ def test_masks_keep_the_right_share_and_differ_by_seed_site_row_and_column() -> 
 @pytest.mark.parametrize("p", [0.0, 0.2])
 @pytest.mark.parametrize("has_branch", [True, False])
 @pytest.mark.parametrize("result", ["s", "h", "wide"])
-def test_add_norm(p: float, has_branch: bool, result: str) -> None:
+@pytest.mark.parametrize("kind", ["layer_norm", "without bias", "rms_norm"])
+def test_add_norm(p: float, has_branch: bool, result: str, kind: str) -> None:
     tokens, width, how = 37, 48, Dropout(p, SEED, 3)
-    norm = nn.LayerNorm(width).to(DEVICE)
-    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    norm = nn.RMSNorm(width, eps=1e-3) if kind == "rms_norm" else nn.LayerNorm(width, bias=kind == "layer_norm")
+    for parameter in norm.to(DEVICE).parameters():
+        nn.init.normal_(parameter)
     x, y, bias = random(tokens, width), random(tokens, width) if has_branch else None, with_gradient(width)
-    leaves = [x, norm.weight, norm.bias, *([y, bias] if y is not None else [])]
+    leaves = [x, *norm.parameters(), *([y, bias] if y is not None else [])]
 
     def fused() -> Tensor:
         joined = residual.add_norm(x, y, norm, RUNTIME, y_bias=bias, alpha=1.7, dropout=how, wide=True)
@@ -134,10 +141,12 @@ def two_packs() -> tuple[Pack, Pack]:
     return source, target
 
 
-def plain(first: Tensor, second: Tensor | None, q_pack: Pack, k_pack: Pack, causal: bool, how: Dropout) -> Tensor:
+def plain(
+    first: Tensor, second: Tensor | None, heads: Heads, q_pack: Pack, k_pack: Pack, causal: bool, how: Dropout
+) -> Tensor:
     """The reference attention; with dropout, the equation with the mask that the kernel draws."""
-    width = first.shape[1] // (3 if second is None else 1)
-    q, k, v = (x.reshape(len(x), 2, -1) for x in attention._views(first, second, width))
+    q, k, v = (x.reshape(len(x), -1, heads.width) for x in heads.views(first, second, 0))
+    k, v = (x.repeat_interleave(heads.queries // heads.groups, 1) for x in (k, v))
     if not how.p:
         return plain_attention.reference(q, k, v, q_pack, k_pack, causal).flatten(1)
     seen = q_pack.owner[:, None] == k_pack.owner[None, :]
@@ -146,30 +155,65 @@ def plain(first: Tensor, second: Tensor | None, q_pack: Pack, k_pack: Pack, caus
     scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num()
     queries, keys = (torch.arange(len(x), device=DEVICE) for x in (q, k))
-    kept = torch.stack([how.keeps(queries * 2 + head, keys) for head in range(2)])
+    kept = torch.stack([how.keeps(queries * heads.queries + head, keys) for head in range(heads.queries)])
     return torch.einsum("hqk,khd->qhd", weights * kept * how.scale, v).flatten(1)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
-@pytest.mark.parametrize("width", [16, 24, 80])
-def test_attention(kind: str, p: float, width: int) -> None:
+@pytest.mark.parametrize(("queries", "groups", "width"), [(2, 2, 16), (4, 2, 24), (2, 1, 80)])
+def test_attention(kind: str, p: float, queries: int, groups: int, width: int) -> None:
     source, target = two_packs()
     q_pack, k_pack = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}[kind]
-    D, how, causal = 2 * width, Dropout(p, SEED, 5), kind == "decoder"
+    heads, how, causal = Heads(queries, groups, width), Dropout(p, SEED, 5), kind == "decoder"
+    D, K = queries * width, 2 * groups * width
     if kind == "cross":
-        first, second = random(len(q_pack.tokens), D), random(len(k_pack.tokens), 2 * D)
-        biases = (with_gradient(D), with_gradient(2 * D))
+        first, second = random(len(q_pack.tokens), D), random(len(k_pack.tokens), K)
+        biases = (with_gradient(D), with_gradient(K))
     else:
-        first, second, biases = random(len(q_pack.tokens), 3 * D), None, (with_gradient(3 * D),)
+        first, second, biases = random(len(q_pack.tokens), D + K), None, (with_gradient(D + K),)
     leaves = [first, *([] if second is None else [second]), *biases]
 
     def fused() -> Tensor:
-        return attention.attention(first, second, q_pack, k_pack, 2, causal, RUNTIME, dropout=how, biases=biases)
+        return attention.attention(first, second, q_pack, k_pack, heads, causal, RUNTIME, dropout=how, biases=biases)
 
     def expected() -> Tensor:
         added = [b - b.detach() for b in biases]  # in first and second already
-        return plain(first + added[0], None if second is None else second + added[1], q_pack, k_pack, causal, how)
+        kv = None if second is None else second + added[1]
+        return plain(first + added[0], kv, heads, q_pack, k_pack, causal, how)
+
+    assert_same([fused()], [expected()])
+    assert_same(gradients(fused, *leaves), gradients(expected, *leaves))
+
+
+@pytest.mark.parametrize("kind", ["none", "head", "whole", "layer norm", "layer norm of all"])
+@pytest.mark.parametrize("turns", [True, False])
+def test_heads_are_normed_and_turned(kind: str, turns: bool) -> None:
+    """q of 3 heads and k of 2, normed and turned, v left; in the middle of a wider tensor's columns."""
+    if kind == "none" and not turns:
+        return
+    width, table = 6, rotations(9, 6, 30.0).to(DEVICE)
+    positions = torch.arange(20, device=DEVICE) % 9
+
+    def norm(heads: int) -> nn.Module | None:
+        of = width * (heads if kind in ("whole", "layer norm of all") else 1)
+        made = {"none": lambda: None, "head": lambda: nn.RMSNorm(of, eps=1e-2), "whole": lambda: nn.RMSNorm(of, 1e-2)}
+        found = made.get(kind, lambda: nn.LayerNorm(of))()
+        for parameter in [] if found is None else found.to(DEVICE).parameters():
+            nn.init.normal_(parameter, 1.0, 0.3)
+        return found
+
+    norms = norm(3), norm(2)
+    parts = [heads.Part(0, 3, width, turns, norms[0]), heads.Part(18, 2, width, turns, norms[1])]
+    parts.append(heads.Part(30, 2, width, False))
+    x = random(20, 42)
+    leaves = [x, *(p for one in norms if one is not None for p in one.parameters())]
+
+    def fused() -> Tensor:
+        return heads.prepare(x * 1.0, parts, table, positions, RUNTIME)
+
+    def expected() -> Tensor:
+        return heads.reference(x, parts, table, positions)
 
     assert_same([fused()], [expected()])
     assert_same(gradients(fused, *leaves), gradients(expected, *leaves))
@@ -179,7 +223,7 @@ def test_attention_of_filler_without_keys_is_zero() -> None:
     ones = [np.ones(3, dtype=int)]
     q_pack, k_pack = (pack(ones, size, [1], 8, 4).to(DEVICE) for size in (20, 3))
     found = attention.attention(
-        random(20, 32), random(3, 64), q_pack, k_pack, 2, False, RUNTIME, dropout=Dropout(0.0, SEED)
+        random(20, 32), random(3, 64), q_pack, k_pack, Heads(2, 2, 16), False, RUNTIME, dropout=Dropout(0.0, SEED)
     )
     assert found[:3].abs().min() > 0
     assert torch.equal(found[3:], torch.zeros_like(found[3:]))
@@ -188,12 +232,13 @@ def test_attention_of_filler_without_keys_is_zero() -> None:
 # Matrix products
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_linear_writes_or_adds_its_gradients(accumulate: bool) -> None:
-    layer, x = Layer(24, 40), random(50, 24)
+def test_linear_writes_or_adds_its_gradients(accumulate: bool, bias: bool) -> None:
+    layer, x = Layer(24, 40, bias), random(50, 24)
     runtime = Runtime(torch.float32, SEED, accumulate)
-    expected = gradients(lambda: F.linear(x, layer.weight, layer.bias), x, layer.weight, layer.bias)
-    found = gradients(lambda: linear.linear(x, layer, runtime, own_bias=True), x, layer.weight, layer.bias)
+    expected = gradients(lambda: F.linear(x, layer.weight, layer.bias), x, *layer.parameters())
+    found = gradients(lambda: linear.linear(x, layer, runtime, own_bias=True), x, *layer.parameters())
     assert_same(found, expected)
     linear.linear(x.detach().requires_grad_(), layer, runtime, own_bias=False).sum().backward()
     once = torch.ones(50, 40, device=DEVICE).t() @ x.detach()
@@ -202,16 +247,17 @@ def test_linear_writes_or_adds_its_gradients(accumulate: bool) -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
-@pytest.mark.parametrize("gelu", [False, True])
-def test_expand(gelu: bool, p: float) -> None:
-    layer, x, how = Layer(24, 150), random(70, 24), Dropout(p, SEED, 2)
-    leaves = x, layer.weight, layer.bias
+@pytest.mark.parametrize("kind", linear.ACTIVATIONS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_expand(kind: str, p: float, bias: bool) -> None:
+    layer, x, how = Layer(24, 150, bias), random(70, 24), Dropout(p, SEED, 2)
+    leaves = x, *layer.parameters()
 
     def fused() -> Tensor:
-        return linear.expand(x, layer, gelu, how, RUNTIME)
+        return linear.expand(x, layer, kind, how, RUNTIME)
 
     def expected() -> Tensor:
-        return linear.expand_reference(x, layer.weight, layer.bias, gelu, how)
+        return linear.expand_reference(x, layer.weight, layer.bias, kind, how)
 
     assert_same([fused()], [expected()])
     assert_same(gradients(fused, *leaves), gradients(expected, *leaves))
@@ -249,10 +295,10 @@ def test_cross_entropy(smoothing: float, words: int, piece: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("learned", [False, True])
-def test_embedding(p: float, learned: bool) -> None:
+@pytest.mark.parametrize("learned", [False, True, None])
+def test_embedding(p: float, learned: bool | None) -> None:
     table, how = with_gradient(20, 24), Dropout(p, SEED, 1)
-    places = with_gradient(10, 24) if learned else torch.randn(10, 24, device=DEVICE)
+    places = with_gradient(10, 24) if learned else None if learned is None else torch.randn(10, 24, device=DEVICE)
     tokens, positions = torch.randint(0, 20, (45,), device=DEVICE), torch.arange(45, device=DEVICE) % 10
     leaves = [table, places] if learned else [table]
 

@@ -33,24 +33,27 @@ def begin(lengths: list[int], limits: list[int], count: int, beams: int, longest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [8, 12])  # 12: not a power of two
-def test_self_attention_follows_the_table(width: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("width", "G"), [(8, 2), (12, 2), (12, 1)])  # 12: not a power of two
+def test_self_attention_follows_the_table(width: int, G: int, dtype: torch.dtype) -> None:
     N, longest, H = 4, 48, 2
     torch.manual_seed(0)
-    keys, values = (torch.randn(N, longest, H, width, device=DEVICE).to(dtype) for _ in range(2))
+    keys, values = (torch.randn(N, longest, G, width, device=DEVICE).to(dtype) for _ in range(2))
     table = torch.randint(N, (N, longest), device=DEVICE, dtype=torch.int32)
     positions = torch.tensor([0, 3, 16, 40], device=DEVICE)  # nothing before it, part of a block, one, several
-    qkv = torch.randn(N, 3 * H * width, device=DEVICE).to(dtype)
+    qkv = torch.randn(N, (H + 2 * G) * width, device=DEVICE).to(dtype)
     before = keys.clone(), values.clone()
     found = kernels.self_attention(qkv, keys, values, table, positions)
 
-    q, k, v = qkv.view(N, 3, H, width).unbind(1)
+    q, k, v = qkv.view(N, H + 2 * G, width).split([H, G, G], 1)
     for row, position in enumerate(positions.tolist()):
         rows, times = table[row, :position].long(), torch.arange(position, device=DEVICE)
         past_k, past_v = (x[rows, times].float() for x in before)
-        weights = torch.einsum("hd,thd->ht", q[row].float(), torch.cat([past_k, k[row : row + 1].float()]))
-        weights = (weights * width**-0.5).softmax(-1)
-        expected = torch.einsum("ht,thd->hd", weights, torch.cat([past_v, v[row : row + 1].float()]))
+        all_k, all_v = (
+            torch.cat([past, own[row : row + 1].float()]).repeat_interleave(H // G, 1)
+            for past, own in ((past_k, k), (past_v, v))
+        )
+        weights = (torch.einsum("hd,thd->ht", q[row].float(), all_k) * width**-0.5).softmax(-1)
+        expected = torch.einsum("ht,thd->hd", weights, all_v)
         torch.testing.assert_close(found[row].float(), expected, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=0)
         assert torch.equal(keys[row, position], k[row])
         assert torch.equal(values[row, position], v[row])
@@ -60,22 +63,23 @@ def test_self_attention_follows_the_table(width: int, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # the interpreter multiplies no bf16 matrices
-@pytest.mark.parametrize("beams", [1, 5])
-def test_cross_attention_sees_the_sentence_of_its_slot(beams: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("beams", "G"), [(1, 2), (5, 2), (5, 1)])
+def test_cross_attention_sees_the_sentence_of_its_slot(beams: int, G: int, dtype: torch.dtype) -> None:
     H, width, lengths = 2, 12, [3, 40, 1, 7]
     torch.manual_seed(0)
     state = begin(lengths, [9] * 4, 4, beams)
     state.sentence = torch.tensor([1, 4, 3, 2], dtype=torch.int32, device=DEVICE)  # 4: nothing to do
-    memory = torch.randn(sum(lengths), 2 * H * width, device=DEVICE).to(dtype)
+    memory = torch.randn(sum(lengths), 2 * G * width, device=DEVICE).to(dtype)
     q = torch.randn(4 * beams, H * width, device=DEVICE).to(dtype)
-    found = kernels.cross_attention(q, memory, state.sentence, state.starts, H).view(4, beams, H, width).float()
+    found = kernels.cross_attention(q, memory, state.sentence, state.starts, width).view(4, beams, H, width).float()
     q, memory = q.float(), memory.float()
     for slot, number in enumerate(state.sentence.tolist()):
         if number == 4:
             assert torch.equal(found[slot], torch.zeros_like(found[slot]))
             continue
         begins = sum(lengths[:number])
-        k, v = memory[begins : begins + lengths[number]].view(-1, 2, H, width).unbind(1)
+        heads = memory[begins : begins + lengths[number]].view(-1, 2, G, width).repeat_interleave(H // G, 2)
+        k, v = heads.unbind(1)
         weights = torch.einsum("khd,thd->hkt", q.view(4, beams, H, width)[slot], k) * width**-0.5
         expected = torch.einsum("hkt,thd->khd", weights.softmax(-1), v)
         torch.testing.assert_close(found[slot], expected, atol=1e-5 if dtype == torch.float32 else 5e-3, rtol=0)
@@ -197,8 +201,8 @@ def compile(kernel, **constants):
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     triton.compile(ASTSource(kernel, types, values), target=GPUTarget("cuda", 90, 32), options={"num_warps": 2})
 
-compile(search._self_attention, HEADS=4, WIDTH=128, DIMS=128, BLOCK=16)
-compile(search._cross_attention, K=5, HEADS=4, WIDTH=128, BEAMS=16, DIMS=128, BLOCK=32, PRECISION="ieee")
+compile(search._self_attention, HEADS=4, GROUPS=2, WIDTH=128, DIMS=128, BLOCK=16)
+compile(search._cross_attention, K=5, HEADS=4, GROUPS=2, WIDTH=128, BEAMS=16, DIMS=128, BLOCK=32, PRECISION="ieee")
 compile(search._best_tokens, K=5, C=10, GROUPS=256, DEPTH=64)
 compile(search._advance, K=5, C=10, BEAMS=8, WIDE=16, BLOCK=32)
 """

@@ -24,7 +24,7 @@ def test_the_page_lists_every_placement_and_no_other() -> None:
 
 
 def test_the_page_explains_the_whole_contract() -> None:
-    named = set(re.findall(r"`(\w+)\(", PAGE)) | {"architectures", "base"}
+    named = set(re.findall(r"`(\w+)\(", PAGE)) | {"architectures", "base", "norms"}
     assert {name for name in vars(Placement) if not name.startswith("_")} <= named | {"forward", "describe"}
 
 

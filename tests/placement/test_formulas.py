@@ -94,13 +94,15 @@ class Sub:
         wide = (x @ self.layer.expand.weight.T + self.layer.expand.bias).clamp(min=0)
         return inside(wide) @ self.layer.contract.weight.T + self.layer.contract.bias
 
-    def attend(self, x: Tensor, inside: Callable[[Tensor], Tensor]) -> Tensor:
+    def attend(
+        self, x: Tensor, inside: Callable[[Tensor], Tensor], of_heads: Callable[[str, Tensor], Tensor] = lambda _, h: h
+    ) -> Tensor:
         first, *rest = [self.layer.qkv] if self.kind == "self" else [self.layer.q, self.layer.kv]
         weights = torch.cat([first.weight, *(m.weight for m in rest)]).chunk(3)
         biases = torch.cat([first.bias, *(m.bias for m in rest)]).chunk(3)
         other, other_lengths = (x, self.lengths) if self.memory is None else (self.memory, self.memory_lengths)
         q, k, v = (h @ w.T + b for h, w, b in zip((x, other, other), weights, biases, strict=True))
-        q, k, v = (h.view(-1, HEADS, DIM // HEADS) for h in (q, k, v))
+        q, k, v = (of_heads(name, h.view(-1, HEADS, DIM // HEADS)) for name, h in zip("qkv", (q, k, v), strict=True))
         sentences = []
         for q_i, k_i, v_i in zip(q.split(self.lengths), k.split(other_lengths), v.split(other_lengths), strict=True):
             scores = torch.einsum("qhd,khd->hqk", q_i, k_i) / math.sqrt(DIM // HEADS)
@@ -276,6 +278,48 @@ def rezero(stack: Taken, x: Tensor) -> Tensor:
     return x
 
 
+def res_post_ln(stack: Taken, x: Tensor) -> Tensor:
+    for f in stack:
+        x = x + ln(f.join.norm, f(x))
+    return ln(stack.final, x)
+
+
+def layer_scale(stack: Taken, x: Tensor) -> Tensor:
+    for f in stack:
+        x = x + f.join.scale * f(ln(f.join.norm, x))
+    return ln(stack.final, x)
+
+
+def hybrid_norm(stack: Taken, x: Tensor) -> Tensor:
+    for *attentions, ffn in stack.layers:
+        for f in attentions:
+            x = x + f.attend(x, concatenated, lambda name, heads, f=f: ln(f.layer.norms[name], heads))
+        normed = ln(attentions[-1].join.norm, x)
+        x = normed + ffn(normed)
+    return ln(stack.final, x)
+
+
+def keel(stack: Taken, x: Tensor) -> Tensor:
+    first, *others = stack.layers
+    for f in first:
+        x = x + f(ln(f.join.norm, x))
+    alpha = len(first) * len(stack.layers)
+    for f in (f for layer in others for f in layer):
+        x = ln(f.join.outer_norm, alpha * x + f(ln(f.join.norm, x)))
+    return x
+
+
+def siamese_norm(stack: Taken, x: Tensor) -> Tensor:
+    y = x
+    for number, layer in enumerate(stack.layers, start=1):
+        for f in layer:
+            x = ln(f.join.post_norm, x)
+            branch = f(ln(f.join.norm, x + ln(f.join.pre_norm, y)))
+            x, y = x + branch / math.sqrt(2 * number), y + branch
+    final = stack.final
+    return ln(final.norm, ln(final.post_norm, x) + ln(final.pre_norm, y))
+
+
 EQUATIONS: dict[str, Callable[[Taken, Tensor], Tensor]] = {
     "post_ln": post_ln,
     "pre_ln": pre_ln,
@@ -296,6 +340,11 @@ EQUATIONS: dict[str, Callable[[Taken, Tensor], Tensor]] = {
     "t_fixup": t_fixup,
     "r_fixup": r_fixup,
     "rezero": rezero,
+    "res_post_ln": res_post_ln,
+    "layer_scale": layer_scale,
+    "hybrid_norm": hybrid_norm,
+    "keel": keel,
+    "siamese_norm": siamese_norm,
 }
 
 
@@ -326,7 +375,12 @@ def ours(model: Transformer, stack: str, x: Tensor, memory: Tensor | None = None
 
 def agrees(model: Transformer, equation: Callable[[Taken, Tensor], Tensor]) -> None:
     for stack, x, memory in stacks(model):
-        inputs = [x, *([] if memory is None else [memory]), *getattr(model, stack).parameters()]
+        weights = [
+            parameter
+            for name, parameter in getattr(model, stack).named_parameters()
+            if not name.endswith("norms.k.bias")  # it moves all scores of a query alike
+        ]
+        inputs = [x, *([] if memory is None else [memory]), *weights]
         compare(ours(model, stack, x, memory), equation(apart(model, stack, memory), x), inputs)
 
 

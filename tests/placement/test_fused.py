@@ -41,7 +41,7 @@ class Layer(nn.Module):
             below = Below.nothing(5, x)
             below.values[:3] = self.below[:3]
             return x, below
-        return (x, x + self.below[0]) if name == "ResiDual" else x
+        return (x, x + self.below[0]) if name in ("ResiDual", "SiameseNorm") else x
 
     def plain(self, x: Tensor) -> Tensor:
         stream = self.opened(x)
@@ -95,8 +95,11 @@ KERNELS = {
     **dict.fromkeys(("pre_ln", "sub_ln", "ln_scaling", "mix_ln", "normformer"), 3 + 1),
     "b2t": 4,  # the sum with what entered the layer is torch's
     "t_fixup": 3,
-    **dict.fromkeys(("sandwich_ln", "peri_ln"), 3 + 1),
-    **dict.fromkeys(("admin", "rezero", "r_fixup", "resi_dual", "dlcl"), 0),
+    **dict.fromkeys(("sandwich_ln", "peri_ln", "layer_scale"), 3 + 1),
+    "res_post_ln": 1,  # the norms of branches are torch's
+    "hybrid_norm": 3,
+    "keel": 6,  # two norms each
+    **dict.fromkeys(("admin", "rezero", "r_fixup", "resi_dual", "dlcl", "siamese_norm"), 0),
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import pytest
 from leadline import config as configuration
 from leadline.config import Config
 from leadline.errors import UserError
+from leadline.history import History
 from leadline.report.page import Chart, Section, Table, Words
-from leadline.report.runs import sections_of
+from leadline.report.runs import ReportedRun, sections_of
+from leadline.tasks import TASKS
 
 
 def row(update: int, **values: float | None) -> dict[str, Any]:
@@ -21,7 +25,8 @@ def row(update: int, **values: float | None) -> dict[str, Any]:
 
 
 def training(update: int, loss: float | None = 2.0, **more: float | None) -> dict[str, Any]:
-    return row(update, loss=loss, lr=1e-3, grad_norm=0.5, tokens_per_second=1000.0, seconds=float(update), **more)
+    clock = {"tokens_per_second": 1000.0, "seconds": float(update), "wait_seconds": 0.25}
+    return row(update, loss=loss, lr=1e-3, grad_norm=0.5, **clock, **more)
 
 
 @pytest.fixture
@@ -56,8 +61,8 @@ ROWS = [training(10, 3.0), row(10, valid_nll=2.5, valid_bleu=12.0), training(20,
 
 def test_a_real_run(finished: Path) -> None:
     sections = sections_of([finished])
-    titles = ["In short", "Loss", "Learning rate", "Gradient norm", "Speed", "Runs", "Configuration"]
-    assert [section.title for section in sections] == [*titles, "Versions, device and data"]
+    titles = ["In short", "Loss", "Learning rate", "Gradient norm", "Speed", "Waiting for the host"]
+    assert [section.title for section in sections] == [*titles, "Runs", "Configuration", "Versions, device and data"]
     train, valid = named(sections, "Loss").series
     assert train.x == list(range(1, 21))
     assert valid.x == [10, 20]
@@ -85,6 +90,7 @@ def test_the_curves_and_the_numbers(make_run: Callable[..., Path]) -> None:
         "best valid loss": 2.5,
         "best at": 10,
         "seconds": 20,
+        "waited": 0.5,
         "ended": "complete",
     }
     assert named(sections, "In short").paragraphs == [
@@ -179,10 +185,25 @@ def test_only_runs_of_the_same_task_and_data_are_compared(make_run: Callable[...
     assert len(named(sections, "Configuration").columns) == 5
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_a_loss_has_the_unit_of_its_task(task: str) -> None:
+    """Which a report knows without loading torch."""
+    assert ReportedRun("a", {"task": task}, {}, History([])).unit == f"nats {TASKS[task].unit}"
+
+
 def test_a_run_without_run_json_is_reported(make_run: Callable[..., Path]) -> None:
     folder = make_run("a", ROWS)
     (folder / "run.json").unlink()
     assert named(sections_of([folder]), "Versions, device and data").rows == []
+
+
+@pytest.mark.parametrize("damage", ["torn", "changed", "gone"])
+def test_a_run_is_reported_with_the_config_it_was_trained_with(damage: str, finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / finished.name)
+    path = run / "config.toml"
+    changed = path.read_text().replace("seed = 1", "seed = 2")
+    path.unlink() if damage == "gone" else path.write_text("[model" if damage == "torn" else changed)
+    assert sections_of([run]) == sections_of([finished])
 
 
 def breaks(name: str, content: bytes | None) -> Callable[[Path], None]:
@@ -203,7 +224,7 @@ def breaks(name: str, content: bytes | None) -> Callable[[Path], None]:
         (breaks("metrics.jsonl", b""), "holds no measurement"),
         (breaks("metrics.jsonl", b"[1]\n"), "holds no measurement"),
         (breaks("run.json", b"[]"), "is damaged"),
-        (breaks("run.json", b"{"), "is damaged"),
+        (breaks("run.json", b"{"), "run.json is damaged: leadline train --resume .* writes it again"),
     ],
 )
 def test_a_damaged_run_is_one_sentence(
@@ -229,3 +250,22 @@ def test_every_chart_has_a_series_for_every_run_in_the_same_order(make_run: Call
     charts = [section for section in sections if isinstance(section, Chart)]
     for chart in charts:
         assert list(dict.fromkeys(series.group or series.name for series in chart.series)) == ["a", "b"]
+
+
+def test_scores_by_direction_are_a_heat_map(make_run: Callable[..., Path]) -> None:
+    run = make_run("many", ROWS)
+    rows = [
+        {"direction": "de-en", "bleu": 30.0, "kind": "to_en"},
+        {"direction": "en-de", "bleu": 20.0, "kind": "from_en"},
+    ]
+    facts = {"split": "test", "bleu": 25.0, "bleu_to_en": 30.0, "off_target": 0.125, "by_direction": rows}
+    (run / "evaluations").mkdir()
+    (run / "evaluations" / "test.json").write_text(json.dumps(facts))
+    (run / "evaluations" / "torn.json").write_text("{")
+    heat = named(sections_of([run]), "BLEU by direction, test")
+    assert (heat.rows, heat.columns) == (["de", "en"], ["de", "en"])
+    assert [heat.values[0][1], heat.values[1][0]] == [30.0, 20.0]
+    assert all(math.isnan(heat.values[i][i]) for i in range(2))
+    assert heat.caption == (
+        "Means: all 25.0, into English 30.0. Off-target (in another language than asked for): 12.5% of the outputs."
+    )

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from leadline import machine
 from leadline.config import Config, to_dict
+from leadline.jobs.engine import Pool
 from leadline.reproduce import demo
 
 
@@ -49,15 +49,18 @@ def test_quick_differs_in_size_only() -> None:
         assert quick.train.updates < full.train.updates
 
 
-@pytest.mark.slow
-def test_the_demo_trains_and_writes_its_results(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_trains_and_writes_its_results(
+    tiny: Config, in_process: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its processes: tests/test_package.py."""
     base = tiny.set(train={"updates": 4, "eval_every": 2})
     chosen = {
         "post_ln, no warm-up": base.set(model={"placement": "post_ln"}),
         "pre_ln, warm-up 2": base.set(optim={"warmup": 2}),
     }
     monkeypatch.setattr(demo, "configs", lambda quick: chosen)
-    monkeypatch.setattr(machine, "cores", lambda: 1)  # one process: loading torch takes seconds
+    monkeypatch.setattr(Pool, "warm", lambda pool: pool)
+    monkeypatch.setattr(Pool, "run", lambda pool, jobs, root, on_event: in_process(jobs, root, 1, on_event))
     events: list[tuple[str, str, int]] = []
 
     out = tmp_path / "demo"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from leadline.config import Config
-from leadline.data.corpus import Shard
+from leadline.data.corpus import Shard, ended
 from leadline.data.parallel import Split
 from leadline.data.tokenizer import BERT_SPECIAL
 
@@ -16,6 +16,10 @@ VOCABULARY = 60
 
 class Tokenizer:
     vocab_size = VOCABULARY
+    end_of_text = 1
+
+    def byte_lengths(self) -> np.ndarray:
+        return (np.arange(VOCABULARY) - 1) % 7
 
     def special(self, name: str) -> int:
         return BERT_SPECIAL.index(name)
@@ -71,8 +75,16 @@ class Store:
         return [_shard(rng, documents) for documents in self.shards]
 
 
+class Documents(Store):
+    """As a language model has them: behind each its end."""
+
+    def documents(self, name: str) -> list[Shard]:
+        return [ended(shard, self.tokenizer.end_of_text) for shard in super().documents(name)]
+
+
 MODEL = {"dim": 16, "heads": 2, "ffn_dim": 16, "max_length": 32}
 ENCODER = MODEL | {"encoder_layers": 1, "decoder_layers": 0}
+DECODER = MODEL | {"encoder_layers": 0, "decoder_layers": 1}
 PAIRS = {"classes": 2, "segments": 2}
 
 
@@ -85,6 +97,8 @@ def configured(task: str, model: dict[str, Any], **changes: dict[str, Any]) -> C
 CASES: dict[str, tuple[Config, Any]] = {
     "translation": (configured("translation", MODEL), Store()),
     "translation, one shard": (configured("translation", MODEL, train={"seed": 1}), Store((32, 14), (300,), 5)),
+    "causal_lm": (configured("causal_lm", DECODER), Documents()),
+    "causal_lm, across documents": (configured("causal_lm", DECODER, lm={"across_documents": True}), Documents(seed=3)),
     "masked_lm": (configured("masked_lm", ENCODER | {"segments": 2}), Store()),
     "masked_lm, whole words": (
         configured("masked_lm", ENCODER, mask={"whole_words": True}, train={"seed": 8}), Store(seed=1)

@@ -9,6 +9,7 @@ from tokenizers import models
 
 from leadline.config import DataConfig
 from leadline.data.tokenizer import Tokenizer, clean
+from leadline.scores import tokenizer_for
 from leadline.tasks.metrics import corpus_scores
 
 REFERENCES = [
@@ -42,7 +43,7 @@ KINDS = [{"text": text, "lowercase": low} for text in ("raw", "moses", "tokenize
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_perfect_output_has_perfect_scores(kind: dict) -> None:
     references = tokenised(REFERENCES) if kind["text"] == "tokenized" else REFERENCES
-    scores = corpus_scores(as_written(references, **kind), references, tokenizer(**kind))
+    scores = corpus_scores(as_written(references, **kind), references, tokenizer(**kind), "en")
     assert scores["bleu"] == pytest.approx(100)
     assert scores["chrf"] == pytest.approx(100)
     assert scores["exact_match"] == 1
@@ -54,7 +55,7 @@ def test_perfect_output_has_perfect_scores(kind: dict) -> None:
 def test_scores_equal_sacrebleu_on_detokenised_text(kind: dict) -> None:
     references = tokenised(REFERENCES) if kind["text"] == "tokenized" else REFERENCES
     outputs = tokenised(OUTPUTS) if kind["text"] == "tokenized" else OUTPUTS
-    scores = corpus_scores(as_written(outputs, **kind), references, tokenizer(**kind))
+    scores = corpus_scores(as_written(outputs, **kind), references, tokenizer(**kind), "en")
     assert 10 < scores["bleu"] < 90
     assert scores["bleu"] == BLEU(lowercase=kind["lowercase"]).corpus_score(OUTPUTS, [REFERENCES]).score
     assert scores["chrf"] == CHRF(lowercase=kind["lowercase"]).corpus_score(OUTPUTS, [REFERENCES]).score
@@ -70,6 +71,7 @@ def test_tokenised_bleu_compares_the_tokens(text: str, lowercase: bool) -> None:
         [line.lower() if lowercase else line for line in outputs],
         references if text == "tokenized" else REFERENCES,
         tokenizer(**kind),
+        "en",
     )
     expected = BLEU(tokenize="none", lowercase=lowercase, force=True).corpus_score(outputs, [references]).score
     assert scores["bleu_tokenized"] == pytest.approx(expected)
@@ -78,26 +80,41 @@ def test_tokenised_bleu_compares_the_tokens(text: str, lowercase: bool) -> None:
 
 
 def test_signatures_are_sacrebleus() -> None:
-    scores = corpus_scores(OUTPUTS, REFERENCES, tokenizer())
+    scores = corpus_scores(OUTPUTS, REFERENCES, tokenizer(), "en")
     for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
         metric.corpus_score(OUTPUTS, [REFERENCES])
         assert scores[f"{name}_signature"] == str(metric.get_signature())
         assert "version:" in scores[f"{name}_signature"]
     assert "case:mixed" in scores["bleu_signature"]
-    lowercase = corpus_scores(as_written(OUTPUTS, lowercase=True), REFERENCES, tokenizer(lowercase=True))
+    lowercase = corpus_scores(as_written(OUTPUTS, lowercase=True), REFERENCES, tokenizer(lowercase=True), "en")
     assert "case:lc" in lowercase["bleu_signature"]
 
 
 def test_case_counts_unless_the_data_is_lowercase() -> None:
     lowercase = [line.lower() for line in REFERENCES]
-    scores = corpus_scores(lowercase, REFERENCES, tokenizer())
+    scores = corpus_scores(lowercase, REFERENCES, tokenizer(), "en")
     assert scores["bleu"] < 95
     assert scores["exact_match"] == 0
-    scores = corpus_scores(lowercase, REFERENCES, tokenizer(lowercase=True))
+    scores = corpus_scores(lowercase, REFERENCES, tokenizer(lowercase=True), "en")
     assert scores["bleu"] == pytest.approx(100)
     assert scores["exact_match"] == 1
 
 
 def test_an_exact_match_disregards_spaces_only() -> None:
     outputs = ["a  b ", "a b.", "c"]
-    assert corpus_scores(outputs, [" a b", "a b", "d"], tokenizer())["exact_match"] == pytest.approx(1 / 3)
+    assert corpus_scores(outputs, [" a b", "a b", "d"], tokenizer(), "en")["exact_match"] == pytest.approx(1 / 3)
+
+
+def test_the_language_chooses_how_words_are_told_apart() -> None:
+    lines, other = ["今天天气很好。"], ["今天天气不好。"]
+    scores = corpus_scores(other, lines, tokenizer(), "zh")
+    assert "tok:zh" in scores["bleu_signature"]
+    assert scores["bleu"] == BLEU(tokenize="zh").corpus_score(other, [lines]).score > 10
+    assert "tok:13a" in corpus_scores(other, lines, tokenizer(), "de")["bleu_signature"]
+
+
+@pytest.mark.parametrize(
+    ("language", "name"), [("zh_TW", "zh"), ("zho_Hans", "zh"), ("th", "char"), ("de", "13a"), ("", "13a")]
+)
+def test_codes_of_languages(language: str, name: str) -> None:
+    assert tokenizer_for(language) == (name, "")

@@ -24,7 +24,7 @@ class Echo(Translator):
         super().__init__(*arguments)
         self.batches: list[list[list[int]]] = []
 
-    def _best(self, sources, decode) -> list[Hypothesis]:
+    def _best(self, sources, decode, start=BOS) -> list[Hypothesis]:
         self.batches.append(sources)
         return [Hypothesis(tokens, 0.0) for tokens in sources]
 

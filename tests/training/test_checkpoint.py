@@ -23,7 +23,7 @@ from torch import nn
 from leadline.config import Config
 from leadline.errors import UserError
 from leadline.files import sha256
-from leadline.training import checkpoint
+from leadline.training import checkpoint, saving
 from leadline.training.checkpoint import State
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
@@ -47,7 +47,7 @@ def save_each(run: Path, updates: list[int], keep: int = 10, best: tuple[int, ..
     for update in updates:
         last_best = update if update in best else last_best
         state = State(update=update, best_update=last_best, best_nll=1 / last_best if last_best else float("inf"))
-        checkpoint.save(run, state, *model_after(update), keep)
+        saving.save(run, state, *model_after(update), keep)
 
 
 def files(run: Path) -> list[str]:
@@ -57,7 +57,7 @@ def files(run: Path) -> list[str]:
 def test_what_is_saved_is_read(tmp_path: Path) -> None:
     model, optimizer = model_after(3)
     state = State(update=3, epoch=1, batch=2, seconds=1.5, tokens=99, best_update=2, best_nll=0.25, stale=1)
-    folder = checkpoint.save(tmp_path, state, model, optimizer, keep=1)
+    folder = saving.save(tmp_path, state, model, optimizer, keep=1)
     assert folder == tmp_path / "checkpoints" / "00000003"
 
     found, weights, moments = checkpoint.read(tmp_path, "00000003")
@@ -74,15 +74,15 @@ def test_what_is_saved_is_read(tmp_path: Path) -> None:
 
 def test_an_optimizer_without_state_can_be_saved(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
-    checkpoint.save(tmp_path, State(update=1), model, torch.optim.SGD(model.parameters(), lr=0.1), keep=1)
+    saving.save(tmp_path, State(update=1), model, torch.optim.SGD(model.parameters(), lr=0.1), keep=1)
     assert checkpoint.read(tmp_path, "00000001")[2] == {}
 
 
-write_image = checkpoint._Image.write
+write_image = saving._Image.write
 
 
-def full_disk_at(file: str) -> Callable[[checkpoint._Image, Path], str]:
-    def write(image: checkpoint._Image, path: Path) -> str:
+def full_disk_at(file: str) -> Callable[[saving._Image, Path], str]:
+    def write(image: saving._Image, path: Path) -> str:
         if path.name == file:
             path.write_bytes(b"half a file")
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -97,9 +97,9 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_debris(
 ) -> None:
     save_each(tmp_path, [1, 2], best=(2,))
     before = files(tmp_path)
-    monkeypatch.setattr(checkpoint._Image, "write", full_disk_at(file))
+    monkeypatch.setattr(saving._Image, "write", full_disk_at(file))
     with pytest.raises(UserError, match=f"00000003 cannot be written to {tmp_path}: the disk is full") as refusal:
-        checkpoint.save(tmp_path, State(update=3, best_update=3), *model_after(3), keep=1)
+        saving.save(tmp_path, State(update=3, best_update=3), *model_after(3), keep=1)
 
     assert f"leadline train --resume {tmp_path}" in str(refusal.value)
     assert files(tmp_path) == before
@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_debris(
 def test_a_training_on_a_full_disk_stops_with_one_sentence(
     tiny: Config, tmp_path: Path, leadline: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint._Image, "write", full_disk_at("model.safetensors"))
+    monkeypatch.setattr(saving._Image, "write", full_disk_at("model.safetensors"))
     with pytest.raises(UserError, match=f"{tmp_path}.*the disk is full"):
         train(tiny.set(train={"updates": 1}), tmp_path / "run")
     answer = leadline("train", "--resume", tmp_path / "run")
@@ -127,16 +127,16 @@ def contents(run: Path) -> dict[str, bytes]:
 
 def test_training_goes_on_while_the_writer_writes_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = State(update=3, seconds=1.5)
-    checkpoint.save(tmp_path / "at once", state, *model_after(3), keep=1)
+    saving.save(tmp_path / "at once", state, *model_after(3), keep=1)
     go_on = threading.Event()
 
-    def write_when_told(image: checkpoint._Image, path: Path) -> str:
+    def write_when_told(image: saving._Image, path: Path) -> str:
         assert go_on.wait(60)
         return write_image(image, path)
 
-    monkeypatch.setattr(checkpoint._Image, "write", write_when_told)
+    monkeypatch.setattr(saving._Image, "write", write_when_told)
     model, optimizer = model_after(3)
-    with checkpoint.Writer() as writer:
+    with saving.Writer() as writer:
         writer.save(tmp_path / "beside", state, model, optimizer, keep=1)
         assert checkpoint.names(tmp_path / "beside") == []
         optimizer.step()
@@ -150,13 +150,13 @@ def test_training_goes_on_while_the_writer_writes_what_was(tmp_path: Path, monke
 def test_each_write_ends_before_the_next_copy_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory is used again, so a copy made during a write would end up in the file."""
 
-    def dawdle(image: checkpoint._Image, path: Path) -> str:
+    def dawdle(image: saving._Image, path: Path) -> str:
         time.sleep(0.05)
         return write_image(image, path)
 
     save_each(tmp_path / "at once", [1, 2, 3], keep=2, best=(2,))
-    monkeypatch.setattr(checkpoint._Image, "write", dawdle)
-    with checkpoint.Writer() as writer:
+    monkeypatch.setattr(saving._Image, "write", dawdle)
+    with saving.Writer() as writer:
         for update in (1, 2, 3):
             best = 2 if update > 1 else 0
             state = State(update=update, best_update=best, best_nll=1 / best if best else float("inf"))
@@ -165,7 +165,7 @@ def test_each_write_ends_before_the_next_copy_begins(tmp_path: Path, monkeypatch
 
 
 def test_the_host_memory_is_used_again_until_the_tensors_are_others(tmp_path: Path) -> None:
-    with checkpoint.Writer() as writer:
+    with saving.Writer() as writer:
         places = []
         for update, (model, optimizer) in enumerate([model_after(0), model_after(1), model_after(2)]):
             writer.save(tmp_path, State(update=update), model, optimizer, keep=9)
@@ -180,10 +180,10 @@ def test_a_failed_write_is_told_at_the_next_save_or_when_asked_or_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, optimizer = model_after(1)
-    with checkpoint.Writer() as writer:
+    with saving.Writer() as writer:
         for tell in (writer.wait, lambda: writer.save(tmp_path, State(update=9), model, optimizer, keep=9)):
             with monkeypatch.context() as patch:
-                patch.setattr(checkpoint._Image, "write", full_disk_at("model.safetensors"))
+                patch.setattr(saving._Image, "write", full_disk_at("model.safetensors"))
                 writer.save(tmp_path, State(update=2), model, optimizer, keep=9)
                 with pytest.raises(UserError, match=r"00000002 cannot .* the disk is full"):
                     tell()
@@ -191,19 +191,19 @@ def test_a_failed_write_is_told_at_the_next_save_or_when_asked_or_at_the_end(
         writer.save(tmp_path, State(update=3), model, optimizer, keep=9)
     assert checkpoint.names(tmp_path) == ["00000003"]
 
-    monkeypatch.setattr(checkpoint._Image, "write", full_disk_at("model.safetensors"))
-    with pytest.raises(UserError, match="00000004 cannot"), checkpoint.Writer() as writer:
+    monkeypatch.setattr(saving._Image, "write", full_disk_at("model.safetensors"))
+    with pytest.raises(UserError, match="00000004 cannot"), saving.Writer() as writer:
         writer.save(tmp_path, State(update=4), model, optimizer, keep=9)
 
 
 def save_and_divide_by_zero(run: Path) -> None:
-    with checkpoint.Writer() as writer:
+    with saving.Writer() as writer:
         writer.save(run, State(update=1), *model_after(1), keep=1)
         raise ZeroDivisionError
 
 
 def test_a_failed_write_does_not_hide_why_the_training_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint._Image, "write", full_disk_at("optimizer.safetensors"))
+    monkeypatch.setattr(saving._Image, "write", full_disk_at("optimizer.safetensors"))
     with pytest.raises(ZeroDivisionError) as ending:
         save_and_divide_by_zero(tmp_path)
     assert "the disk is full" in ending.value.__notes__[0]
@@ -224,7 +224,7 @@ def save_and_hang(run: Path, moment: str, pipe: Connection) -> None:
         pipe.send("hangs")
         time.sleep(600)
 
-    def hang_in_the_middle(image: checkpoint._Image, path: Path) -> str:
+    def hang_in_the_middle(image: saving._Image, path: Path) -> str:
         if path.name == "model.safetensors":
             return write_image(image, path)
         path.write_bytes(image.head + image.body.numpy().tobytes()[:-4])
@@ -232,10 +232,10 @@ def save_and_hang(run: Path, moment: str, pipe: Connection) -> None:
         raise AssertionError
 
     if moment == "while it writes":
-        checkpoint._Image.write = hang_in_the_middle  # type: ignore[method-assign]
+        saving._Image.write = hang_in_the_middle  # type: ignore[method-assign]
     else:
         Path.rename = hang  # type: ignore[assignment, method-assign]
-    with checkpoint.Writer() as writer:
+    with saving.Writer() as writer:
         writer.save(run, State(update=2), *model_after(2), keep=1)
 
 
@@ -262,9 +262,9 @@ def test_a_kill_during_the_write_leaves_the_earlier_checkpoint(moment: str, tmp_
 def test_the_files_are_those_that_safetensors_writes(tmp_path: Path) -> None:
     """Also where a tensor is a part of a larger one, transposed, without elements, or of another type."""
     flat = torch.arange(100.0)
-    tensors = {f"{kind}/é": torch.tensor([1, 0, 3]).to(kind) for kind in checkpoint._DTYPES}
+    tensors = {f"{kind}/é": torch.tensor([1, 0, 3]).to(kind) for kind in saving._DTYPES}
     tensors |= {"part": flat[3:7], "turned": flat[8:14].view(2, 3).T, "scalar": flat[5], "none": flat[:0].view(0, 4)}
-    image = checkpoint._Image()
+    image = saving._Image()
     image.take(tensors)
     image.take(tensors)
     digest = image.write(tmp_path / "own")
@@ -286,10 +286,10 @@ def lay_out_flat(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Te
 
 
 def test_moments_that_share_one_tensor_are_saved_one_by_one_and_restored_in_place(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "apart", State(update=2), *model_after(2), keep=1)
+    saving.save(tmp_path / "apart", State(update=2), *model_after(2), keep=1)
     model, optimizer = model_after(2)
     flat = lay_out_flat(model, optimizer)
-    checkpoint.save(tmp_path / "together", State(update=2), model, optimizer, keep=1)
+    saving.save(tmp_path / "together", State(update=2), model, optimizer, keep=1)
     assert contents(tmp_path / "together") == contents(tmp_path / "apart")
 
     other, other_optimizer = model_after(1)
@@ -304,7 +304,7 @@ def test_what_is_on_a_cuda_device_is_saved_as_it_was(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4096, 4096, device="cuda")
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    with checkpoint.Writer() as writer:
+    with saving.Writer() as writer:
         for update in (1, 2, 3):
             model(torch.ones(2, 4096, device="cuda")).square().sum().backward()
             optimizer.step()
@@ -533,4 +533,5 @@ def test_json_files_are_json_that_any_program_reads(tmp_path: Path) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     save_each(tmp_path, [1])  # before the first evaluation, the best loss is infinite
-    json.loads((tmp_path / "checkpoints" / "00000001" / "state.json").read_text(), parse_constant=refuse)
+    path = tmp_path / "checkpoints" / "00000001" / "state.json"
+    assert json.loads(path.read_text(), parse_constant=refuse)["best_nll"] is None

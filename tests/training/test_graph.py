@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from leadline.diagnose.watch import Watch
 from leadline.errors import UserError
 from leadline.model.operations import Plain
 from leadline.tasks import Translation
-from leadline.training import checkpoint, graph, inputs
+from leadline.training import checkpoint, graph, inputs, saving
 from leadline.training.checkpoint import State
 from leadline.training.loop import train
 from leadline.training.step import Step, dropout_seed, make_step
@@ -219,7 +220,7 @@ def test_a_checkpoint_goes_on_in_the_other_way(config: Config, way: str, tmp_pat
     step, batches, model = ways[way]
     for update in (1, 2):
         step([batches[update]], update, 0.01)
-    checkpoint.save(tmp_path, State(update=2), model, step.optimizer, keep=1)
+    saving.save(tmp_path, State(update=2), model, step.optimizer, keep=1)
     found = checkpoint.read_latest(tmp_path)
     assert found
     new_step, new_batches, new_model = ways[other]
@@ -233,7 +234,7 @@ def test_a_checkpoint_goes_on_in_the_other_way(config: Config, way: str, tmp_pat
 
 
 def test_a_run_trains_evaluates_and_saves(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Translation, "batches", lambda task, part: iter([task.collate(np.arange(2))]))
+    monkeypatch.setattr(Translation, "batches", lambda task, part, world: iter([task.collate(np.arange(2))]))
     folder = train(config.set(train={"updates": 2, "eval_every": 1}), tmp_path / "run")
     rows = [row for row in history.read(folder).rows if "valid_nll" in row]
     assert rows[1]["valid_nll"] < rows[0]["valid_nll"]
@@ -284,6 +285,18 @@ def test_flat_adam_is_an_optimizer_like_any_other(config: Config) -> None:
         step.optimizer.step()
         other.step()
     assert torch.allclose(weight, peer, atol=1e-6)
+
+
+def test_flat_adam_does_not_load_torch_s_compiler(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes as long as torch itself; torch's optimizers do in the methods that they hide from it."""
+
+    def loads(*_: Any, **__: Any) -> None:
+        raise AssertionError("torch._dynamo is loaded here")
+
+    for name in ("__init__", "add_param_group"):  # of which a version of torch may hide both or one
+        if hidden := getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None):
+            monkeypatch.setattr(torch.optim.Optimizer, name, functools.wraps(hidden)(loads))
+    steps(config)
 
 
 @pytest.mark.parametrize("embeddings", ["tied", "separate"])

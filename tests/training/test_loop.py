@@ -22,18 +22,16 @@ from leadline.kernels.cross_entropy import cross_entropy
 from leadline.provenance import FORMAT, NUMERICS, code
 from leadline.tasks import Translation
 from leadline.training import checkpoint
+from leadline.training.device import find_device
 from leadline.training.events import Event
-from leadline.training.loop import find_device, train
+from leadline.training.loop import train
 from leadline.training.run import load_config
 from leadline.training.step import Result, make_step
 
 
 def measured(run: Path) -> list[dict[str, float]]:
     """The rows of metrics.jsonl without what depends on the clock."""
-    return [
-        {key: value for key, value in row.items() if key not in ("seconds", "tokens_per_second")}
-        for row in history.read(run).rows
-    ]
+    return [{key: value for key, value in row.items() if key not in history.CLOCK} for row in history.read(run).rows]
 
 
 def evaluations(run: Path) -> list[dict[str, float]]:
@@ -369,6 +367,8 @@ def test_a_device_that_does_not_exist_is_refused() -> None:
     assert find_device("cpu") == torch.device("cpu")
     with pytest.raises(UserError, match=r"train\.device='gpu' is not a device"):
         find_device("gpu")
+    with pytest.raises(UserError, match=r"train\.device='mps' is not a device"):
+        find_device("mps")
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no CUDA device"):
             find_device("cuda")

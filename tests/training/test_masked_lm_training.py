@@ -40,7 +40,7 @@ def test_it_learns_and_resumes_to_the_same_bits(masked: Config, tmp_path: Path, 
     """In the middle of an epoch after the first, with pairs, dropout and several batches an update."""
     epochs: list[int] = []
     collate = MaskedLM.collate
-    monkeypatch.setattr(MaskedLM, "collate", lambda *a: epochs.append(a[2]) or collate(*a))
+    monkeypatch.setattr(MaskedLM, "collate", lambda *a: epochs.extend(a[2:]) or collate(*a))
     config = masked.set(model={"classes": 2, "dropout": 0.1}, train={"accumulate": 2}, optim={"lr": 0.01})
     whole = train(config, tmp_path / "whole")
     assert {0, 1, 2} <= set(epochs)  # masks are drawn anew in each

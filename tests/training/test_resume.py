@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from leadline import cli, history
 from leadline.cli.terminal import TrainingView
 from leadline.config import Config, to_toml
 from leadline.errors import UserError
+from leadline.tasks import Translation
 from leadline.training import checkpoint
 from leadline.training import run as runs
 from leadline.training.events import Event
@@ -66,7 +68,20 @@ def assert_same_end(run: Path, other: Path) -> None:
 def measured(run: Path) -> list[dict[str, float]]:
     """metrics.jsonl without what depends on the clock."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows]
+    return [{k: v for k, v in row.items() if k not in history.CLOCK} for row in rows]
+
+
+def test_a_later_epoch_is_gone_on_with_without_planning_the_first(
+    config: Config, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    planned: list[int] = []
+    epoch = Translation.epoch
+    monkeypatch.setattr(Translation, "epoch", lambda task, number: planned.append(number) or epoch(task, number))
+    resume(run, config=config.set(train={"updates": 21}))
+    assert planned[0] == 20 // 6
+    assert 0 not in planned
+    assert json.loads((run / "run.json").read_text())["updates_per_epoch"] == 6
 
 
 def updates_of(run: Path) -> list[float]:

@@ -91,6 +91,16 @@ def test_a_torn_config_is_restored_from_run_json_and_said(damage: str, run: Path
     assert messages(run) == ["this run is complete: nothing is left to train"]
 
 
+@pytest.mark.parametrize("command", [["evaluate", "--split", "valid"], ["translate"]])
+def test_commands_that_use_a_torn_config_say_so(command: list[str], run: Path, leadline: Callable[..., Any]) -> None:
+    (run / "config.toml").write_text("[model")
+    answer = leadline(command[0], run, *command[1:], stdin=b"eins\n")
+    assert answer.code == 0
+    assert f"{run / 'config.toml'} is not a TOML file" in answer.err
+    assert "it is restored from run.json" in answer.err
+    assert "restored" not in answer.out
+
+
 def test_a_config_changed_by_hand_is_named_key_by_key(run: Path) -> None:
     edit(run / "config.toml", "log_every = 1", "log_every = 2")
     with pytest.raises(UserError, match=r"train\.log_every 1 → 2; delete it .* --set train\.log_every=2$"):
@@ -116,7 +126,7 @@ def test_a_damaged_run_json_is_said_and_written_again(run: Path, tiny: Config) -
     for place in range(0, len(content), 61):
         path.write_bytes(flipped(content, place))
         assert runs.load_config(run) == tiny
-    assert "run.json is damaged and is written again" in messages(run)[0]
+    assert "run.json is damaged: training writes it again" in messages(run)[0]
     assert json.loads(path.read_text())["config"] == json.loads(content)["config"]
 
 

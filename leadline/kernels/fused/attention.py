@@ -39,7 +39,7 @@ def _forward_tiles(width: int, bytes_each: int) -> Tiles:
     """Smaller for wide heads and float32, whose tiles would not fit in a multiprocessor's shared memory."""
     row = triton.next_power_of_2(width) * bytes_each
     if row > 256:
-        return Tiles(32, 32, 4, 1) if row > 512 else Tiles(64, 32, 4, 2)
+        return Tiles(32, 32, 4, 1) if row > 512 else Tiles(64, 32, 4, 2 if bytes_each == 2 else 1)
     return Tiles(64, 64, 4, 2) if width > 64 else Tiles(64, 64, 4, 3)
 
 
@@ -84,7 +84,7 @@ def _tile(base, row, here, stride, width, WIDTH: tl.constexpr):  # type: ignore[
 @triton.jit(do_not_specialize=["salt", "threshold"])
 def _attend(  # type: ignore[no-untyped-def]
     q, k, v, out, lse, q_owner, q_starts, k_starts, seed, salt, threshold, drop_scale, scale,
-    q_stride, kv_stride, rows, keys, width, H,
+    q_stride, kv_stride, rows, keys, width, H, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -101,7 +101,7 @@ def _attend(  # type: ignore[no-untyped-def]
     for first in range(tl.min(low), tl.max(high), N):
         key = first + tl.arange(0, N)
         there = key < keys
-        some_keys = _tile(k + head * width, key, there, kv_stride, width, WIDTH)
+        some_keys = _tile(k + head // GROUP * width, key, there, kv_stride, width, WIDTH)
         scores = tl.dot(queries, tl.trans(some_keys), input_precision=PRECISION) * scale
         seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
         scores = tl.where(seen, scores, float("-inf"))
@@ -112,7 +112,7 @@ def _attend(  # type: ignore[no-untyped-def]
         mass = mass * shrink + tl.sum(weights, 1)
         if DROPS:
             weights = tl.where(keeps(drop_keys[:, None], key[None, :], threshold), weights * drop_scale, 0.0)
-        values = _tile(v + head * width, key, there, kv_stride, width, WIDTH)
+        values = _tile(v + head // GROUP * width, key, there, kv_stride, width, WIDTH)
         total = total * shrink[:, None]
         total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
         highest = higher
@@ -152,7 +152,7 @@ def _store_summed(places, total, sums, here, wide):  # type: ignore[no-untyped-d
 def _attend_backward(  # type: ignore[no-untyped-def]
     q, k, v, lse, deltas, dout, dq, dk, dv, q_sums, kv_sums,
     q_owner, k_owner, q_starts, k_starts, seed, salt, threshold, drop_scale, scale, plain_scale,
-    q_stride, kv_stride, q_sums_stride, kv_sums_stride, rows, keys, width, H, query_tiles,
+    q_stride, kv_stride, q_sums_stride, kv_sums_stride, rows, keys, width, H, query_tiles, GROUP: tl.constexpr,
     CAUSAL: tl.constexpr, DROPS: tl.constexpr, STAY: tl.constexpr, PASS: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -174,8 +174,8 @@ def _attend_backward(  # type: ignore[no-untyped-def]
         for first in range(tl.min(low), tl.max(high), PASS):
             key = first + tl.arange(0, PASS)
             there = key < keys
-            some_keys = _tile(k + head * width, key, there, kv_stride, width, WIDTH)
-            values = _tile(v + head * width, key, there, kv_stride, width, WIDTH)
+            some_keys = _tile(k + head // GROUP * width, key, there, kv_stride, width, WIDTH)
+            values = _tile(v + head // GROUP * width, key, there, kv_stride, width, WIDTH)
             scores = tl.dot(queries, tl.trans(some_keys), input_precision=PRECISION) * scale
             seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
             weights = tl.where(seen, tl.exp2(scores - level[:, None]), 0.0)
@@ -187,91 +187,104 @@ def _attend_backward(  # type: ignore[no-untyped-def]
         at = row.to(tl.int64)[:, None] * q_stride + head * width + column[None, :]
         base = q_sums + tile * q_sums_stride + head * width + column
         _store_summed(dq + at, total * plain_scale, base, here, wide)
-    else:
+    elif head % GROUP == 0:  # keys and values are those of GROUP heads from this one on
+        group = head // GROUP
         tile = tile - query_tiles
         row = tile * STAY + tl.arange(0, STAY)
         here = row < keys
         low, high = _queries_of(row, keys, k_owner, q_starts, k_starts, CAUSAL)
-        some_keys = _tile(k + head * width, row, here, kv_stride, width, WIDTH)
-        values = _tile(v + head * width, row, here, kv_stride, width, WIDTH)
+        some_keys = _tile(k + group * width, row, here, kv_stride, width, WIDTH)
+        values = _tile(v + group * width, row, here, kv_stride, width, WIDTH)
         total_k = tl.zeros((STAY, WIDTH), tl.float32)
         total_v = tl.zeros((STAY, WIDTH), tl.float32)
-        for first in range(tl.min(low), tl.max(high), PASS):
-            query = first + tl.arange(0, PASS)
-            there = query < rows
-            queries = _tile(q + head * width, query, there, q_stride, width, WIDTH)
-            do = _tile(dout + head * width, query, there, o_stride, width, WIDTH)
-            level, delta = _load_both(lse, deltas, head * rows + query, there)
-            scores = tl.dot(some_keys, tl.trans(queries), input_precision=PRECISION) * scale
-            seen = (query[None, :] >= low[:, None]) & (query[None, :] < high[:, None])
-            weights = tl.where(seen, tl.exp2(scores - level[None, :]), 0.0)
-            dweights = tl.dot(values, tl.trans(do), input_precision=PRECISION)
-            kept = weights
-            if DROPS:
-                drop_keys = row_keys(seed, salt, query * H + head)
-                keep = keeps(drop_keys[None, :], row[:, None], threshold)
-                kept = tl.where(keep, weights * drop_scale, 0.0)
-                dweights = tl.where(keep, dweights * drop_scale, 0.0)
-            total_v = tl.dot(kept.to(do.dtype), do, total_v, input_precision=PRECISION)
-            dscores = weights * (dweights - delta[None, :])
-            total_k = tl.dot(dscores.to(queries.dtype), queries, total_k, input_precision=PRECISION)
-        at = row.to(tl.int64)[:, None] * kv_stride + head * width + column[None, :]
-        base = kv_sums + tile * kv_sums_stride + head * width + column
+        for member in range(0, GROUP):
+            for first in range(tl.min(low), tl.max(high), PASS):
+                query = first + tl.arange(0, PASS)
+                there = query < rows
+                queries = _tile(q + (head + member) * width, query, there, q_stride, width, WIDTH)
+                do = _tile(dout + (head + member) * width, query, there, o_stride, width, WIDTH)
+                level, delta = _load_both(lse, deltas, (head + member) * rows + query, there)
+                scores = tl.dot(some_keys, tl.trans(queries), input_precision=PRECISION) * scale
+                seen = (query[None, :] >= low[:, None]) & (query[None, :] < high[:, None])
+                weights = tl.where(seen, tl.exp2(scores - level[None, :]), 0.0)
+                dweights = tl.dot(values, tl.trans(do), input_precision=PRECISION)
+                kept = weights
+                if DROPS:
+                    drop_keys = row_keys(seed, salt, query * H + head + member)
+                    keep = keeps(drop_keys[None, :], row[:, None], threshold)
+                    kept = tl.where(keep, weights * drop_scale, 0.0)
+                    dweights = tl.where(keep, dweights * drop_scale, 0.0)
+                total_v = tl.dot(kept.to(do.dtype), do, total_v, input_precision=PRECISION)
+                dscores = weights * (dweights - delta[None, :])
+                total_k = tl.dot(dscores.to(queries.dtype), queries, total_k, input_precision=PRECISION)
+        at = row.to(tl.int64)[:, None] * kv_stride + group * width + column[None, :]
+        base = kv_sums + tile * kv_sums_stride + group * width + column
         _store_summed(dk + at, total_k * plain_scale, base, here, wide)
-        _store_summed(dv + at, total_v, base + o_stride, here, wide)
+        _store_summed(dv + at, total_v, base + H // GROUP * width, here, wide)
 
 
-def _views(first: Tensor, second: Tensor | None, D: int, begin: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v out of [T, 3D], or of [T, D] and 2D columns of the second."""
-    if second is None:
-        return first[:, :D], first[:, D : 2 * D], first[:, 2 * D :]
-    return first, second[:, begin : begin + D], second[:, begin + D : begin + 2 * D]
+class Heads(NamedTuple):
+    """How many heads queries have, and keys and values, and how wide each is."""
+
+    queries: int
+    groups: int
+    width: int
+
+    def views(self, first: Tensor, second: Tensor | None, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v side by side in the first, or q there and k and v side by side in part `number` of the second."""
+        q, kv = self.queries * self.width, self.groups * self.width
+        if second is None:
+            return first[:, :q], first[:, q : q + kv], first[:, q + kv :]
+        begin = 2 * kv * number
+        return first, second[:, begin : begin + kv], second[:, begin + kv : begin + 2 * kv]
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx: Any, first: Tensor, second: Tensor | None, q_pack: Pack, k_pack: Pack, H: int, causal: bool,
-        dropout: Dropout, biases: tuple[nn.Parameter, ...], shared: Shared | None, begin: int, runtime: Runtime,
+        ctx: Any, first: Tensor, second: Tensor | None, q_pack: Pack, k_pack: Pack, heads: Heads, causal: bool,
+        dropout: Dropout, biases: tuple[nn.Parameter | None, ...], shared: Shared | None, number: int, runtime: Runtime,
     ) -> Tensor:  # fmt: skip
-        D = first.shape[1] // 3 if second is None else first.shape[1]
-        q, k, v = _views(first, second, D, begin)
-        rows, keys, width = len(q), len(k), D // H
-        out = torch.empty(rows, D, dtype=q.dtype, device=q.device)
+        H, G, width = heads
+        q, k, v = heads.views(first, second, number)
+        rows, keys = len(q), len(k)
+        out = torch.empty(rows, H * width, dtype=q.dtype, device=q.device)
         lse = torch.empty(H, rows, dtype=torch.float32, device=q.device)
         tiles = _forward_tiles(width, q.element_size())
         _attend[(triton.cdiv(rows, tiles.stay), H)](
             q, k, v, out, lse, q_pack.owner, q_pack.starts, k_pack.starts,
             dropout.seed, dropout.salt, dropout.threshold, dropout.scale, LOG2E / math.sqrt(width),
-            q.stride(0), k.stride(0), rows, keys, width, H,
+            q.stride(0), k.stride(0), rows, keys, width, H, H // G,
             CAUSAL=causal, DROPS=dropout.p > 0, M=tiles.stay, N=tiles.passing,
             WIDTH=max(16, triton.next_power_of_2(width)), PRECISION=_precision(q.dtype),
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         ctx.save_for_backward(first, second, out, lse)
-        ctx.packs, ctx.H, ctx.causal, ctx.dropout = (q_pack, k_pack), H, causal, dropout
-        ctx.biases, ctx.shared, ctx.begin, ctx.runtime, ctx.D = biases, shared, begin, runtime, D
+        ctx.packs, ctx.heads, ctx.causal, ctx.dropout = (q_pack, k_pack), heads, causal, dropout
+        ctx.biases, ctx.shared, ctx.number, ctx.runtime = biases, shared, number, runtime
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         first, second, out, lse = ctx.saved_tensors
-        D, H, dropout, runtime = ctx.D, ctx.H, ctx.dropout, ctx.runtime
+        (H, G, width), dropout, runtime = ctx.heads, ctx.dropout, ctx.runtime
         q_pack, k_pack = ctx.packs
-        q, k, v = _views(first, second, D, ctx.begin)
+        q, k, v = ctx.heads.views(first, second, ctx.number)
         d_first = torch.empty_like(first)
         d_second = ctx.shared.gradient_place() if ctx.shared else None if second is None else torch.empty_like(second)
-        dq, dk, dv = _views(d_first, d_second, D, ctx.begin)
-        rows, keys, width = len(q), len(k), D // H
+        dq, dk, dv = ctx.heads.views(d_first, d_second, ctx.number)
+        rows, keys = len(q), len(k)
         tiles = _backward_tiles(width, q.element_size())
         query_tiles, key_tiles = triton.cdiv(rows, tiles.stay), triton.cdiv(keys, tiles.stay)
         sums = [
             torch.empty(tiles_of, 1, columns, dtype=torch.float32, device=q.device)
             for tiles_of, columns in (
-                [(query_tiles, 3 * D)] if second is None else [(query_tiles, D), (key_tiles, 2 * D)]
+                [(query_tiles, first.shape[1])]
+                if second is None
+                else [(query_tiles, H * width), (key_tiles, 2 * G * width)]
             )
         ]
-        q_sums, kv_sums = (sums[0], sums[0][:, :, D:]) if second is None else sums
+        q_sums, kv_sums = (sums[0], sums[0][:, :, H * width :]) if second is None else sums
         dout, deltas, padded = dout.contiguous(), torch.empty_like(lse), max(16, triton.next_power_of_2(width))
         _delta[(triton.cdiv(rows, 32), H)](out, dout, deltas, rows, width, H, ROWS=32, WIDTH=padded, num_warps=4)
         _attend_backward[(query_tiles + key_tiles, H)](
@@ -279,15 +292,16 @@ class _Attention(torch.autograd.Function):
             q_pack.owner, k_pack.owner, q_pack.starts, k_pack.starts,
             dropout.seed, dropout.salt, dropout.threshold, dropout.scale,
             LOG2E / math.sqrt(width), 1 / math.sqrt(width),
-            q.stride(0), k.stride(0), q_sums.stride(0), kv_sums.stride(0), rows, keys, width, H, query_tiles,
+            q.stride(0), k.stride(0), q_sums.stride(0), kv_sums.stride(0), rows, keys, width, H, query_tiles, H // G,
             CAUSAL=ctx.causal, DROPS=dropout.p > 0, STAY=tiles.stay, PASS=tiles.passing,
             WIDTH=padded, PRECISION=_precision(q.dtype), num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
-        if ctx.biases:
+        if any(bias is not None for bias in ctx.biases):
 
             def add_up() -> None:
                 for bias, sum_of in zip(ctx.biases, sums, strict=True):
-                    runtime.vector_gradients(sum_of, bias.grad)
+                    if bias is not None:
+                        runtime.vector_gradients(sum_of, bias.grad)
 
             runtime.aside(add_up, *sums)
         return d_first, None if ctx.shared else d_second, *[None] * 9
@@ -303,20 +317,19 @@ def attention(
     second: Tensor | Shared | None,
     q_pack: Pack,
     k_pack: Pack,
-    heads: int,
+    heads: Heads,
     causal: bool,
     runtime: Runtime,
     *,
     dropout: Dropout,
-    biases: tuple[nn.Parameter, ...] = (),
+    biases: tuple[nn.Parameter | None, ...] = (),
     number: int = 0,
 ) -> Tensor:
-    """Out of q, k and v side by side [T, 3D], or q [T, D] and k, v side by side [S, 2D] -> [T, D].
+    """Out of q, k and v side by side [T, E], or q [T, H·d] and k, v side by side [S, 2·G·d] -> [T, H·d].
 
     The second may be shared with other attentions: this one then reads its part `number`. The biases of the matrix
     products that made them (one or two) get their gradients here.
     """
     shared = second if isinstance(second, Shared) else None
     tensor = second.product if isinstance(second, Shared) else second
-    begin = 2 * first.shape[1] * number
-    return _Attention.apply(first, tensor, q_pack, k_pack, heads, causal, dropout, biases, shared, begin, runtime)
+    return _Attention.apply(first, tensor, q_pack, k_pack, heads, causal, dropout, biases, shared, number, runtime)

@@ -1,4 +1,4 @@
-"""The foot of a stack: dropout(scale·E[token] + P[position]), and its backward pass into the tables.
+"""The foot of a stack: dropout(scale·E[token] + P[position]), P if there is one, and the backward pass into the tables.
 
 Many tokens add to one row of a table's gradient. Sorted by row, those of one row lie side by side, and one program adds
 them up in a fixed order: the same batch gives the same bits.
@@ -23,15 +23,16 @@ AT_ONCE = 32  # rows it reads at a time
 @triton.jit(do_not_specialize=["salt", "threshold"])
 def _embed(  # type: ignore[no-untyped-def]
     tokens, positions, table, places, out, seed, salt, threshold, drop_scale, scale, D,
-    DROPS: tl.constexpr, BLOCK: tl.constexpr,
+    PLACES: tl.constexpr, DROPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < D
     token = tl.load(tokens + row).to(tl.int64)
-    position = tl.load(positions + row).to(tl.int64)
     value = scale * tl.load(table + token * D + column, mask=inside, other=0.0)
-    value += tl.load(places + position * D + column, mask=inside, other=0.0)
+    if PLACES:
+        position = tl.load(positions + row).to(tl.int64)
+        value += tl.load(places + position * D + column, mask=inside, other=0.0)
     if DROPS:
         keys = row_keys(seed, salt, tl.zeros((BLOCK,), tl.int32) + row)
         value = tl.where(keeps(keys, column, threshold), value * drop_scale, 0.0)
@@ -77,23 +78,24 @@ def _sorted(entries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx: Any, table: nn.Parameter, places: Tensor, tokens: Tensor, positions: Tensor, scale: float,
+        ctx: Any, table: nn.Parameter, places: Tensor | None, tokens: Tensor, positions: Tensor, scale: float,
         dropout: Dropout, runtime: Runtime, learns: bool,
     ) -> Tensor:  # fmt: skip
         rows, D = len(tokens), table.shape[1]
         out = torch.empty(rows, D, dtype=torch.float32, device=table.device)
         _embed[(rows,)](
             tokens, positions, table, places, out, dropout.seed, dropout.salt, dropout.threshold, dropout.scale, scale,
-            D, DROPS=dropout.p > 0, BLOCK=triton.next_power_of_2(D), num_warps=4,
+            D, PLACES=places is not None, DROPS=dropout.p > 0, BLOCK=triton.next_power_of_2(D), num_warps=4,
         )  # fmt: skip
         ctx.dropout, ctx.runtime = dropout, runtime
-        given = [(table, tokens, scale), (places, positions, 1.0)]
-        ctx.tables = [(parameter, scale) for parameter, _, scale in given if parameter.requires_grad]
+        both = [(table, tokens, scale), (places, positions, 1.0)]
+        given = [one for one in both if one[0] is not None and one[0].requires_grad]
+        ctx.tables = [(parameter, scale) for parameter, _, scale in given]
         ctx.sorted = []  # of each table, by the time the backward pass comes
         if learns:
 
             def sort() -> None:
-                ctx.sorted += [_sorted(entries) for parameter, entries, _ in given if parameter.requires_grad]
+                ctx.sorted += [_sorted(entries) for _, entries, _ in given]
 
             runtime.aside(sort, tokens, positions)
         return out
@@ -117,7 +119,7 @@ class _Embed(torch.autograd.Function):
 
 def embed(
     table: nn.Parameter,
-    places: Tensor,
+    places: Tensor | None,
     tokens: Tensor,
     positions: Tensor,
     scale: float,
@@ -130,6 +132,6 @@ def embed(
 
 
 def reference(
-    table: Tensor, places: Tensor, tokens: Tensor, positions: Tensor, scale: float, dropout: Dropout
+    table: Tensor, places: Tensor | None, tokens: Tensor, positions: Tensor, scale: float, dropout: Dropout
 ) -> Tensor:
-    return dropout.reference(scale * table[tokens] + places[positions])
+    return dropout.reference(scale * table[tokens] + (0 if places is None else places[positions]))

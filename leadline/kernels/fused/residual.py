@@ -1,6 +1,6 @@
-"""Residual connection, dropout and layer norm in one pass over the stream.
+"""Residual connection, dropout and layer norm or RMS norm in one pass over the stream.
 
-    s = α·x + dropout(y)      h = LN(s) = weight·(s - mean)/√(var + ε) + bias
+    s = α·x + dropout(y)      h = LN(s) = weight·(s - mean)/√(var + ε) + bias; of an RMS norm the mean is taken as 0
 
 x and s are float32, y and h in the arithmetic of matrix products. The bias of the matrix product that made y gets
 its gradient here too: it is the sum of y's gradient over the tokens, which is at hand.
@@ -24,6 +24,9 @@ ROWS, BACK_ROWS = 4, 1
 PROGRAMS = 528  # on the way back: four for each multiprocessor of a large GPU, each sums the gradients of its tokens
 
 
+Norm = nn.LayerNorm | nn.RMSNorm
+
+
 class Joined(NamedTuple):
     s: Tensor
     h: Tensor | None  # in the arithmetic of matrix products
@@ -31,20 +34,23 @@ class Joined(NamedTuple):
 
 
 def reference(
-    x: Tensor, y: Tensor | None, norm: nn.LayerNorm | None, alpha: float, dropout: Dropout, dtype: torch.dtype
+    x: Tensor, y: Tensor | None, norm: Norm | None, alpha: float, dropout: Dropout, dtype: torch.dtype
 ) -> Joined:
     s = alpha * x if y is None else alpha * x + dropout.reference(y.float())
     if norm is None:
         return Joined(s, None, None)
-    wide = F.layer_norm(s, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    if isinstance(norm, nn.RMSNorm):
+        wide = F.rms_norm(s, norm.normalized_shape, norm.weight, norm.eps)
+    else:
+        wide = F.layer_norm(s, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return Joined(s, wide.to(dtype), wide)
 
 
 @triton.jit(do_not_specialize=["salt", "threshold"])
 def _add_norm(  # type: ignore[no-untyped-def]
     x, y, weight, bias, s_out, h_out, wide_out, mean_out, rstd_out, seed, salt, threshold, scale, alpha, eps,
-    rows, D, HAS_Y: tl.constexpr, DROPS: tl.constexpr, NORM: tl.constexpr, WIDE: tl.constexpr, STORES: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    rows, D, HAS_Y: tl.constexpr, DROPS: tl.constexpr, NORM: tl.constexpr, CENTRES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, WIDE: tl.constexpr, STORES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -61,16 +67,18 @@ def _add_norm(  # type: ignore[no-untyped-def]
     if STORES:
         tl.store(s_out + at, s, mask=inside)
     if NORM:
-        mean = tl.sum(s, 1) / D
+        mean = tl.sum(s, 1) / D if CENTRES else tl.zeros((ROWS,), tl.float32)
         centred = tl.where(inside, s - mean[:, None], 0.0)
         rstd = 1 / tl.sqrt(tl.sum(centred * centred, 1) / D + eps)
         w = tl.load(weight + column, mask=column < D, other=0.0)
-        b = tl.load(bias + column, mask=column < D, other=0.0)
-        h = centred * rstd[:, None] * w[None, :] + b[None, :]
+        h = centred * rstd[:, None] * w[None, :]
+        if HAS_BIAS:
+            h += tl.load(bias + column, mask=column < D, other=0.0)[None, :]
         tl.store(h_out + at, h.to(h_out.dtype.element_ty), mask=inside)
         if WIDE:
             tl.store(wide_out + at, h, mask=inside)
-        tl.store(mean_out + row, mean, mask=here)
+        if CENTRES:
+            tl.store(mean_out + row, mean, mask=here)
         tl.store(rstd_out + row, rstd, mask=here)
 
 
@@ -78,7 +86,7 @@ def _add_norm(  # type: ignore[no-untyped-def]
 def _add_norm_backward(  # type: ignore[no-untyped-def]
     ds, dh, dwide, s, weight, mean, rstd, dx_out, dy_out, partials, seed, salt, threshold, scale, alpha, rows, D,
     HAS_DS: tl.constexpr, HAS_DH: tl.constexpr, HAS_DWIDE: tl.constexpr, HAS_Y: tl.constexpr, DROPS: tl.constexpr,
-    NORM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    NORM: tl.constexpr, CENTRES: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     w = tl.load(weight + column, mask=column < D, other=0.0) if NORM else tl.zeros((BLOCK,), tl.float32)
@@ -99,7 +107,7 @@ def _add_norm_backward(  # type: ignore[no-untyped-def]
                 g += tl.load(dh + at, mask=inside, other=0.0).to(tl.float32)
             if HAS_DWIDE:
                 g += tl.load(dwide + at, mask=inside, other=0.0)
-            middle = tl.load(mean + row, mask=here, other=0.0)
+            middle = tl.load(mean + row, mask=here, other=0.0) if CENTRES else tl.zeros((ROWS,), tl.float32)
             r = tl.load(rstd + row, mask=here, other=0.0)
             stream = tl.load(s + at, mask=inside, other=0.0)
             xhat = tl.where(inside, (stream - middle[:, None]) * r[:, None], 0.0)
@@ -107,8 +115,10 @@ def _add_norm_backward(  # type: ignore[no-untyped-def]
             d_bias += tl.sum(g, 0)
             g = g * w[None, :]
             along = tl.sum(g * xhat, 1) / D
-            level = tl.sum(g, 1) / D
-            total += (g - xhat * along[:, None] - level[:, None]) * r[:, None]
+            change = g - xhat * along[:, None]
+            if CENTRES:
+                change -= (tl.sum(g, 1) / D)[:, None]
+            total += change * r[:, None]
         tl.store(dx_out + at, alpha * total, mask=inside)
         if HAS_Y:
             dy = tl.where(inside, total, 0.0)
@@ -121,9 +131,12 @@ def _add_norm_backward(  # type: ignore[no-untyped-def]
     base = partials + tl.program_id(0) * 3 * D + column
     if NORM:
         tl.store(base, d_weight, mask=column < D)
-        tl.store(base + D, d_bias, mask=column < D)
+        base += D
+    if HAS_BIAS:
+        tl.store(base, d_bias, mask=column < D)
+        base += D
     if HAS_Y:
-        tl.store(base + 2 * D, d_branch, mask=column < D)
+        tl.store(base, d_branch, mask=column < D)
 
 
 class _AddNorm(torch.autograd.Function):
@@ -144,12 +157,14 @@ class _AddNorm(torch.autograd.Function):
         stores = s is not x
         h = torch.empty(rows, D, dtype=runtime.dtype, device=x.device) if norm else None
         wide_h = torch.empty_like(x) if norm and wide else None
+        centres, norm_bias = kind(norm)
         mean, rstd = x.new_empty(2, rows).unbind() if norm else (None, None)
         _add_norm[(triton.cdiv(rows, ROWS),)](
-            x, y, norm.weight if norm else None, norm.bias if norm else None, s, h, wide_h, mean, rstd,
+            x, y, norm.weight if norm else None, norm_bias, s, h, wide_h, mean, rstd,
             dropout.seed, dropout.salt, dropout.threshold, dropout.scale, alpha, norm.eps if norm else 0.0, rows, D,
-            HAS_Y=y is not None, DROPS=dropout.p > 0, NORM=norm is not None, WIDE=wide_h is not None, STORES=stores,
-            ROWS=ROWS, BLOCK=triton.next_power_of_2(D), num_warps=4,
+            HAS_Y=y is not None, DROPS=dropout.p > 0, NORM=norm is not None, CENTRES=centres,
+            HAS_BIAS=norm_bias is not None, WIDE=wide_h is not None, STORES=stores, ROWS=ROWS,
+            BLOCK=triton.next_power_of_2(D), num_warps=4,
         )  # fmt: skip
         ctx.save_for_backward(s if norm else None, mean, rstd)
         ctx.norm, ctx.y_bias, ctx.alpha, ctx.dropout, ctx.runtime = norm, y_bias, alpha, dropout, runtime
@@ -164,6 +179,7 @@ class _AddNorm(torch.autograd.Function):
         given = next(g for g in (ds, dh, dwide) if g is not None)
         rows, D = given.shape
         norm, dropout, runtime = ctx.norm, ctx.dropout, ctx.runtime
+        centres, norm_bias = kind(norm)
         dx = torch.empty(rows, D, dtype=torch.float32, device=given.device)
         dy = None if ctx.y_dtype is None else torch.empty(rows, D, dtype=ctx.y_dtype, device=given.device)
         at_once = BACK_ROWS if D <= 512 else 2 * BACK_ROWS
@@ -173,24 +189,29 @@ class _AddNorm(torch.autograd.Function):
             ds, dh, dwide, s, norm.weight if norm else None, mean, rstd, dx, dy, partials,
             dropout.seed, dropout.salt, dropout.threshold, dropout.scale, ctx.alpha, rows, D,
             HAS_DS=ds is not None, HAS_DH=dh is not None, HAS_DWIDE=dwide is not None, HAS_Y=dy is not None,
-            DROPS=dropout.p > 0, NORM=norm is not None, ROWS=at_once, BLOCK=triton.next_power_of_2(D), num_warps=4,
+            DROPS=dropout.p > 0, NORM=norm is not None, CENTRES=centres, HAS_BIAS=norm_bias is not None, ROWS=at_once,
+            BLOCK=triton.next_power_of_2(D), num_warps=4,
         )  # fmt: skip
 
         def vectors() -> None:
-            bias = [ctx.y_bias.grad] if ctx.y_bias is not None and dy is not None else []
-            if norm is not None:
-                runtime.vector_gradients(partials, norm.weight.grad, norm.bias.grad, *bias)
-            elif bias:
-                runtime.vector_gradients(partials[:, 2:], *bias)
+            of_norm = (norm.weight, norm_bias) if norm is not None else ()
+            learned = [p.grad for p in (*of_norm, ctx.y_bias if dy is not None else None) if p is not None]
+            if learned:
+                runtime.vector_gradients(partials, *learned)
 
         runtime.aside(vectors, partials)
         return dx, dy, None, None, None, None, None, None
 
 
+def kind(norm: Norm | None) -> tuple[bool, nn.Parameter | None]:
+    """Whether it takes off the mean, and its bias."""
+    return isinstance(norm, nn.LayerNorm), norm.bias if isinstance(norm, nn.LayerNorm) else None
+
+
 def add_norm(
     x: Tensor,
     y: Tensor | None,
-    norm: nn.LayerNorm | None,
+    norm: Norm | None,
     runtime: Runtime,
     *,
     y_bias: nn.Parameter | None = None,

@@ -1,7 +1,8 @@
 """Triton kernels of the beam search in slots (leadline.model.slots).
 
-Shapes: B slots (one sentence each), K beams, N = B·K rows, H heads of width d, V vocabulary, C = 2K candidates,
-`longest` positions. A slot reads its sentence and each row its position from memory, so the shapes never change.
+Shapes: B slots (one sentence each), K beams, N = B·K rows, H heads of width d, G of keys and values, V vocabulary,
+C = 2K candidates, `longest` positions. A slot reads its sentence and each row its position from memory, so the shapes
+never change.
 
 What a row was fed at position t, and the key and value made of it, stay in cell (row, t) as long as the slot works on
 the sentence. Hypotheses move from row to row; `table[row, t]` is the row whose cell t belongs to its history.
@@ -99,21 +100,23 @@ def _index_of(key):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _self_attention(  # type: ignore[no-untyped-def]
-    qkv, keys, values, table, positions, out, longest, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    DIMS: tl.constexpr, BLOCK: tl.constexpr,
+    qkv, keys, values, table, positions, out, longest, scale, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     position = tl.load(positions + row).to(tl.int32)
     dims = tl.arange(0, DIMS)
     inside = dims < WIDTH
-    own = qkv + (row * 3 * HEADS + head) * WIDTH + dims
-    q = tl.load(own, mask=inside, other=0.0).to(tl.float32) * scale
-    own_k = tl.load(own + HEADS * WIDTH, mask=inside, other=0.0)
-    own_v = tl.load(own + 2 * HEADS * WIDTH, mask=inside, other=0.0)
-    cell = ((row * longest + position) * HEADS + head) * WIDTH + dims
-    tl.store(keys + cell, own_k, mask=inside)
-    tl.store(values + cell, own_v, mask=inside)
+    group = head // (HEADS // GROUPS)
+    own = qkv + row * (HEADS + 2 * GROUPS) * WIDTH + dims
+    q = tl.load(own + head * WIDTH, mask=inside, other=0.0).to(tl.float32) * scale
+    own_k = tl.load(own + (HEADS + group) * WIDTH, mask=inside, other=0.0)
+    own_v = tl.load(own + (HEADS + GROUPS + group) * WIDTH, mask=inside, other=0.0)
+    cell = ((row * longest + position) * GROUPS + group) * WIDTH + dims
+    if head % (HEADS // GROUPS) == 0:  # the first of those that share them
+        tl.store(keys + cell, own_k, mask=inside)
+        tl.store(values + cell, own_v, mask=inside)
 
     # The token itself, then the past in blocks, with a running maximum.
     highest = tl.sum(q * own_k.to(tl.float32), 0)
@@ -123,7 +126,7 @@ def _self_attention(  # type: ignore[no-untyped-def]
         times = begin + tl.arange(0, BLOCK)
         past = times < position
         rows = tl.load(table + row * longest + times, mask=past, other=0).to(tl.int64)
-        cells = ((rows * longest + times) * HEADS + head) * WIDTH
+        cells = ((rows * longest + times) * GROUPS + group) * WIDTH
         where = past[:, None] & inside[None, :]
         k = tl.load(keys + cells[:, None] + dims[None, :], mask=where, other=0.0).to(tl.float32)
         v = tl.load(values + cells[:, None] + dims[None, :], mask=where, other=0.0).to(tl.float32)
@@ -138,11 +141,12 @@ def _self_attention(  # type: ignore[no-untyped-def]
 
 
 def self_attention(qkv_NE: Tensor, keys: Tensor, values: Tensor, table: Tensor, positions_N: Tensor) -> Tensor:
-    """Keeps the new keys and values [N, longest, H, d] and attends to the row's history: [N, 3·H·d] -> [N, H, d]."""
-    N, longest, H, d = keys.shape
+    """Keeps the new keys and values [N, longest, G, d] and attends to the row's history: [N, (H+2G)·d] -> [N, H, d]."""
+    N, longest, G, d = keys.shape
+    H = qkv_NE.shape[1] // d - 2 * G
     out = torch.empty(N, H, d, dtype=qkv_NE.dtype, device=qkv_NE.device)
     _self_attention[(N, H)](
-        qkv_NE, keys, values, table, positions_N, out, longest, d**-0.5, H, d,
+        qkv_NE, keys, values, table, positions_N, out, longest, d**-0.5, H, G, d,
         triton.next_power_of_2(d), BLOCK=16, num_warps=2,
     )  # fmt: skip
     return out
@@ -150,8 +154,8 @@ def self_attention(qkv_NE: Tensor, keys: Tensor, values: Tensor, table: Tensor, 
 
 @triton.jit
 def _cross_attention(  # type: ignore[no-untyped-def]
-    q, memory, sentence, starts, out, scale, K: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    BEAMS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    q, memory, sentence, starts, out, scale, K: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr, BEAMS: tl.constexpr, DIMS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -171,9 +175,10 @@ def _cross_attention(  # type: ignore[no-untyped-def]
         tokens = begin + tl.arange(0, BLOCK)
         there = tokens < end
         where = there[:, None] & inside[None, :]
-        source = memory + (tokens.to(tl.int64)[:, None] * 2 * HEADS + head) * WIDTH + dims[None, :]
+        group = head // (HEADS // GROUPS)
+        source = memory + (tokens.to(tl.int64)[:, None] * 2 * GROUPS + group) * WIDTH + dims[None, :]
         k = tl.load(source, mask=where, other=0.0)
-        v = tl.load(source + HEADS * WIDTH, mask=where, other=0.0)
+        v = tl.load(source + GROUPS * WIDTH, mask=where, other=0.0)
         scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * scale
         scores = tl.where(there[None, :], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
@@ -186,13 +191,13 @@ def _cross_attention(  # type: ignore[no-untyped-def]
     tl.store(out + cells, mixed / tl.maximum(total, 1e-30)[:, None], mask=here)
 
 
-def cross_attention(q_ND: Tensor, memory_SE: Tensor, sentence_B: Tensor, starts: Tensor, heads: int) -> Tensor:
-    """The beams of a slot are queries of one attention over its sentence's keys and values, packed: [S, 2·H·d]."""
-    N, D = q_ND.shape
-    B, d = len(sentence_B), D // heads
+def cross_attention(q_ND: Tensor, memory_SE: Tensor, sentence_B: Tensor, starts: Tensor, width: int) -> Tensor:
+    """The beams of a slot are queries of one attention over its sentence's keys and values, packed: [S, 2·G·d]."""
+    (N, D), B, d = q_ND.shape, len(sentence_B), width
+    heads, groups = D // d, memory_SE.shape[1] // (2 * d)
     out = torch.empty(N, heads, d, dtype=q_ND.dtype, device=q_ND.device)
     _cross_attention[(B, heads)](
-        q_ND, memory_SE, sentence_B, starts, out, d**-0.5, N // B, heads, d,
+        q_ND, memory_SE, sentence_B, starts, out, d**-0.5, N // B, heads, groups, d,
         max(16, triton.next_power_of_2(N // B)), max(16, triton.next_power_of_2(d)), BLOCK=32,
         PRECISION="ieee", num_warps=2,
     )  # fmt: skip

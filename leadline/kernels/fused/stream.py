@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from leadline.errors import UserError
 from leadline.kernels import norm as norms
 from leadline.kernels.fused.dropout import Dropout, dropout
-from leadline.kernels.fused.residual import add_norm
+from leadline.kernels.fused.residual import Norm, add_norm
 from leadline.kernels.fused.runtime import Runtime
 
 
-def fits(norm: nn.Module) -> TypeGuard[nn.LayerNorm]:
+def fits(norm: nn.Module) -> TypeGuard[Norm]:
     """Whether the kernel computes this norm."""
-    return type(norm) in (nn.LayerNorm, norms.LayerNorm) and norm.bias is not None
+    return type(norm) in (nn.LayerNorm, norms.LayerNorm, nn.RMSNorm, norms.RMSNorm) and norm.weight is not None
 
 
 class _Lazy:
@@ -136,11 +136,11 @@ class Stream(_Lazy):
         if not fits(norm):
             normed = norm(self.tensor)
             return normed.to(self.runtime.dtype) if self.entering else Stream(self.runtime, normed)
-        found = self._join(norm, wide=not self.entering)
+        joined = self._join(norm, wide=not self.entering)
         if self.entering:
-            self._settle(found.s)
-            return found.h
-        return Stream(self.runtime, found.wide, rounded=found.h)
+            self._settle(joined.s)
+            return joined.h
+        return Stream(self.runtime, joined.wide, rounded=joined.h)
 
     @property
     def tensor(self) -> Tensor:
@@ -156,7 +156,7 @@ class Stream(_Lazy):
             self.rounded = self.tensor.to(self.runtime.dtype)
         return self.rounded
 
-    def _join(self, norm: nn.LayerNorm | None, wide: bool = False) -> Any:
+    def _join(self, norm: Norm | None, wide: bool = False) -> Any:
         y, bias, how = None, None, self.runtime.dropout(0.0, 0)
         if self.waiting is not None:
             y, bias, how = self.waiting.y, self.waiting.bias, self.waiting.dropout

@@ -1,0 +1,64 @@
+"""The command that goes on with a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from leadline.cli.app import AllowCode, Device, Json, RunFolder, Which, app, load_run, stdin_lines
+from leadline.errors import UserError
+from leadline.files import to_json
+
+
+@app.command()
+def generate(
+    run: RunFolder,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Texts to go on with; lines of stdin if not given.")
+    ] = None,
+    source: Annotated[Path | None, typer.Option("--input", "-i", help="A file of prompts, one a line.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="New tokens at most (generate.tokens).")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Divides the logits (generate.temperature).")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest that together have so much.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of what is drawn (generate.seed).")] = None,
+    which: Which = "best",
+    device: Device = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with texts: prompts as arguments, from a file, or from stdin; one alone is written as it comes."""
+    if greedy and temperature:
+        raise UserError("--greedy is --temperature 0: leave one of them out")
+    if prompts and source:
+        raise UserError("give prompts as arguments or in a file, not both")
+    given = {"tokens": tokens, "temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p}
+    chosen = {key: value for key, value in (given | {"seed": seed}).items() if value is not None}
+    generator = load_run(run, which, device, None, allow_code).generator(**chosen)
+    for some in _prompts(prompts, source):
+        _answer(generator, some, as_json)
+
+
+def _prompts(prompts: list[str] | None, source: Path | None) -> Iterator[list[str]]:
+    """All at once, but for those of stdin, which come as they come."""
+    from leadline.data.text import lines_of
+
+    if prompts or source:
+        yield prompts or list(lines_of(source))  # type: ignore[arg-type]
+    else:
+        yield from stdin_lines()
+
+
+def _answer(generator: Any, prompts: list[str], as_json: bool) -> None:
+    if len(prompts) == 1 and not as_json:
+        generator.tokens(prompts)  # what cannot be gone on with is not shown either
+        print(prompts[0], end="", flush=True)
+        generator.generate(prompts, lambda text: print(text, end="", flush=True))
+        print(flush=True)
+        return
+    for prompt, text in zip(prompts, generator.generate(prompts), strict=True):
+        print(to_json({"prompt": prompt, "text": text}) if as_json else f"{prompt}{text}\n", flush=True)

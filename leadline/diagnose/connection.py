@@ -1,0 +1,66 @@
+"""A residual connection of a model, as `leadline.diagnose.structure` reads it, and its placement in words. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One residual connection."""
+
+    add: int  # its node in the graph
+    skip: int  # the node the skip and the branch start from
+    branch: int  # the node that is added to the skip
+    where: str  # the module it happens in
+    sublayer: str  # "attention", "cross-attention" or "feed-forward"
+    weights: tuple[str, ...]  # matrices of the branch in the order of use
+    dim: int
+    norm_nodes: tuple[int, ...]  # in the branch and behind the addition
+    norm_gains: tuple[tuple[int, str], ...]  # what a norm normalises and the name of its gain
+    before: int  # norms between the skip and the branch's first matrix, one behind another
+    within: int  # norms right before the branch's last matrix
+    after_branch: int  # norms on what the branch adds
+    after_add: int  # norms on the stream behind the addition
+    on_skip: int  # norms on the skip that the branch does not share
+    skip_scale: float = 1.0
+    branch_scale: float = 1.0
+    skip_detached: bool = False  # no gradient flows through the skip
+    skip_learned: str = ""
+    branch_learned: str = ""
+    enters_normed: bool = False  # the first of a stack: a norm lies right before it, such as one of the embedding
+    previous: int = -1  # position of the connection whose stream this one takes up
+    bare_weights: tuple[str, ...] = ()  # matrices the stream itself passes on its way here
+    stack: str = ""
+    position: int = 0
+    last: bool = False  # of its stack
+    final: int = 0  # the last of a stack: norms that close it
+    closed: bool = True  # the last of a stack: all that reads the stream reads it normalised
+    placement: str = ""
+
+
+def name_of(c: Connection) -> str:
+    """The placement in the words of the field."""
+    scaled = abs(c.skip_scale - 1) > 1e-3 and not c.skip_learned
+    if c.after_add and not c.before and not c.after_branch:
+        return "DeepNorm" if scaled else "Admin" if c.skip_learned else "Post-LN"
+    if c.before and c.after_add:
+        return "Pre-LN and Post-LN"
+    if c.before and c.after_branch:
+        return "Sandwich-LN"
+    if c.before and c.within:
+        return "Sub-LN"
+    if c.before:
+        return "Pre-LN"
+    if c.after_branch:
+        return "branch-norm"
+    return "ReZero" if c.branch_learned else "no norm"
+
+
+def layers_of(connections: Sequence[Connection]) -> dict[str, int]:
+    """How many layers each stack has: its feed-forward connections, or all where there are none."""
+    stacks: dict[str, list[str]] = {}
+    for c in connections:
+        stacks.setdefault(c.stack, []).append(c.sublayer)
+    return {stack: sublayers.count("feed-forward") or len(sublayers) for stack, sublayers in stacks.items()}

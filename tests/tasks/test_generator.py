@@ -1,0 +1,63 @@
+"""Prompts to what follows them: a prompt's text depends on nothing but itself, and comes in whole characters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leadline.errors import UserError
+from leadline.tasks import generator
+from leadline.tasks.generator import Pieces
+from leadline.training.trained import Trained, load
+
+PROMPTS = ["abc de", "", "fgh", "Abc.\ndef ab", "b"]
+
+
+@pytest.fixture(scope="module")
+def trained(small_lm: Path) -> Trained:
+    return load(small_lm)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {}, {"top_k": 20, "top_p": 0.9, "temperature": 0.7}], ids=str
+)
+def test_a_batch_of_prompts_is_each_alone(trained: Trained, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    options |= {"tokens": 12}
+    together = trained.generate(PROMPTS, **options)
+    assert together == [trained.generate([prompt], **options)[0] for prompt in PROMPTS]
+    monkeypatch.setattr(generator, "AT_ONCE", 2)
+    assert trained.generate(PROMPTS, **options) == together
+    assert len(set(together)) > 1
+
+
+def test_a_seed_gives_the_same_and_another_something_else(trained: Trained) -> None:
+    texts = [trained.generate(PROMPTS, tokens=12, seed=seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1]
+    assert all(one != other for one, other in zip(texts[0], texts[2], strict=True))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
+def test_text_comes_in_whole_characters(trained: Trained, chunk: int) -> None:
+    text = "ab 👩‍👩‍👧🏽 é ｶﾅ\n𝔘 end"
+    (tokens,) = trained.tokenizer.encode([text], "en")
+    assert len(tokens) > len(text)  # characters of several tokens
+    said: list[str] = []
+    pieces = Pieces(trained.tokenizer, said.append)
+    for begin in range(0, len(tokens), chunk):
+        pieces([tokens[begin : begin + chunk]])
+    pieces.finish()
+    assert "".join(said) == text
+    assert all(piece and "\ufffd" not in piece for piece in said)
+    if chunk == 1:
+        assert len(said) > 10
+
+
+def test_one_prompt_is_followed_as_it_comes(trained: Trained) -> None:
+    said: list[str] = []
+    (text,) = trained.generator(tokens=12, temperature=0).generate(["abc"], said.append)
+    assert "".join(said) == text == trained.generate(["abc"], tokens=12, temperature=0)[0]
+    with pytest.raises(UserError, match="one prompt at a time"):
+        trained.generator().generate(["a", "b"], said.append)
+    with pytest.raises(UserError, match="give one prompt as"):
+        trained.generate("abc")
