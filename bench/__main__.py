@@ -27,6 +27,8 @@ COMMANDS = {
     "train": "iwslt14",
     "bert": "bert-tiny",
     "deep": "deep-tiny",
+    "lm": "gpt2-tiny",
+    "generate": "gpt2-tiny",
     "decode": "small",
     "ctranslate2": "iwslt14",
     "memory": "memory-tiny",
@@ -50,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--slow", action="store_true", help="also contestants that take minutes to compile")
     parser.add_argument("--run", type=Path, help="decode: a trained run folder")
     parser.add_argument("--text", type=Path, help="decode: sentences, one a line; prepare: a folder of text")
-    parser.add_argument("--sentences", type=int, default=0, help="decode: only so many")
+    parser.add_argument("--sentences", type=int, default=0, help="decode, generate: only so many")
     parser.add_argument("--languages", nargs=2, default=["de", "en"], help="prepare: of the text folder")
     parser.add_argument("--depths", nargs="+", type=int, default=[], help="memory: layers of each stack")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
@@ -70,7 +72,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         device=device,
         precision=arguments.precision,
         repeats=arguments.repeats,
-        warmups=3 if device.type == "cuda" and what in ("train", "bert", "deep") else 1,
+        warmups=3 if device.type == "cuda" and what in ("train", "bert", "deep", "lm") else 1,
         only=tuple(arguments.only),
         slow=arguments.slow,
     )

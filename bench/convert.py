@@ -1,5 +1,7 @@
 """Our weights in a Hugging Face model that computes the same: Marian for Post-LN and DeepNorm, M2M100 for Pre-LN.
 
+A decoder alone becomes what leadline.exchange makes of it: GPT-2, Llama, ….
+
 DeepNorm's LN(α·x + f(x)) is LN(x + f(x)/α): Post-LN with the last matrix of each sublayer divided by α.
 """
 
@@ -13,6 +15,7 @@ from torch import nn
 from bench.peers import bart_like
 from bench.workload import PAD, Size
 from leadline.errors import UserError
+from leadline.exchange import decoders
 from leadline.model import Transformer
 
 
@@ -53,6 +56,20 @@ def to_huggingface(model: Transformer) -> Any:
         for block, layer in zip(own.blocks, stack.layers, strict=True):
             _block(layer, block)
     return theirs.eval()
+
+
+def decoder(model: Transformer) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind = decoders.kind_of(model.config)
+    described = decoders.describe(model, kind) | {"bos_token_id": 0, "eos_token_id": 0}
+    theirs: Any = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**described), attn_implementation="sdpa", dtype=torch.float32
+    )
+    missing, unknown = theirs.load_state_dict(decoders.to_theirs(model, kind), strict=False)
+    if unknown or set(missing) - {"lm_head.weight"}:
+        raise RuntimeError(f"a copy of other weights: {missing} are missing, {unknown} unknown")
+    return theirs
 
 
 def _block(layer: Any, block: Any) -> None:

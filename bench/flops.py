@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.workload import Size
+from leadline.config import ModelConfig
 
 
 def translation(size: Size, lengths: np.ndarray) -> float:
@@ -31,6 +32,16 @@ def encoder(layers: int, dim: int, ffn_dim: int, sequences: int, length: int) ->
     """An update of a stack of encoder layers, without a head."""
     tokens = sequences * length
     return layers * (6 * tokens * (4 * dim * dim + 2 * dim * ffn_dim) + 12 * dim * tokens * length)
+
+
+def decoder(model: ModelConfig, vocab: int, sequences: int, length: int) -> float:
+    """An update of a decoder alone with its head, on full sequences."""
+    of_queries, of_keys = model.heads * model.head_width, model.groups * model.head_width
+    matrices = 3 if model.activation == "swiglu" else 2
+    layer = model.dim * (2 * of_queries + 2 * of_keys + matrices * model.ffn_dim)
+    products = sequences * length * (model.decoder_layers * layer + model.dim * vocab)
+    pairs = sequences * length * (length + 1) / 2
+    return 6 * products + 12 * of_queries * model.decoder_layers * pairs
 
 
 def head(dim: int, vocab: int, tokens: int, transform: bool) -> float:

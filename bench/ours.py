@@ -42,8 +42,12 @@ def config_of(size: Size, setting: Setting, step: str, recompute: bool = False, 
     )
 
 
+def model_of(config: Config, vocab: int) -> Transformer:
+    return Transformer(vocab, **configuration.to_dict(config.model))
+
+
 def build(config: Config, vocab: int, task: Any, device: torch.device) -> Step:
-    model = Transformer(vocab, **configuration.to_dict(config.model)).to(device).train()
+    model = model_of(config, vocab).to(device).train()
     dropout = config.model.attention_dropout
     model.use_attention(attention.choose(device, config.train.precision, config.model.head_width, dropout))
     return make_step(config, task, model)

@@ -186,7 +186,7 @@ def with_compile(
 def updates(
     model: nn.Module, loss: Callable[[Any], Tensor], batches: Sequence[Any], setting: Setting, config: OptimConfig
 ) -> Callable[[], None]:
-    """One update a batch: bf16 by autocast over fp32 weights, fused Adam, the gradient norm read as in a training."""
+    """One update a batch: bf16 by autocast over fp32 weights, fused Adam, norm and clipping as in a training."""
     optimizer = optim.optimizer(config, model)
     parameters = [p for p in model.parameters() if p.requires_grad]
 
@@ -195,7 +195,9 @@ def updates(
             with autocast(setting.device, setting.precision):
                 value = loss(batch)
             value.backward()
-            nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            if config.clip:
+                nn.utils.clip_grads_with_norm_(parameters, config.clip, norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 

@@ -64,6 +64,28 @@ def test_flops_are_those_that_torch_counts() -> None:
     assert flops.translation(TINY, lengths) + causal_half == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+def test_language_models_of_all_contestants_are_the_same(name: str) -> None:
+    """The same loss of the same weights, and the FLOPs that torch counts; it also counts what the causal mask hides."""
+    pytest.importorskip("transformers")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from bench import convert, lm, ours
+
+    config = lm.config_of(lm.SIZES[name], CPU, "eager")
+    (batch, _), length, rows = lm.make_batches(lm.SIZES[name], 32), 32, 4
+    model = ours.model_of(config, 200)
+    theirs = convert.decoder(model)
+    loss = lm.Task().loss(model, batch, batch.count)
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        logits = theirs(input_ids=batch.target.tokens.view(rows, length)).logits
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels)
+        expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    hidden = 12 * 32 * 2 * rows * length * (length - 1) / 2
+    assert flops.decoder(config.model, 200, rows, length) + hidden == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
 def test_bert_batches_have_exactly_the_masked_tokens() -> None:
     size = bert.SIZES["bert-tiny"]
     for batch in bert.make_batches(size):
@@ -91,7 +113,9 @@ def test_train_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert report.markdown(path).count("\n|") == len(facts["rows"]) + 2
 
 
-@pytest.mark.parametrize("words", [["bert", "--only", "eager"], ["memory", "--depths", "1", "2"], ["prepare"]])
+@pytest.mark.parametrize(
+    "words", [["bert", "--only", "eager"], ["lm", "--only", "eager"], ["memory", "--depths", "1", "2"], ["prepare"]]
+)
 def test_the_others_run(words: list[str], tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     size = ["--size", "numerals-tiny"] if words == ["prepare"] else []
@@ -105,6 +129,12 @@ def test_decoding_random_weights_gives_the_same_translations(tmp_path: Path) -> 
     facts = bench("decode", "--size", "tiny", "--sentences", "8", out=tmp_path)
     assert [row["same_output"] for row in facts["rows"]] == [1, 1, 1]
     assert len({row["output_tokens"] for row in facts["rows"]}) == 1
+
+
+def test_generating_gives_the_same_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    facts = bench("generate", "--size", "llama-tiny", "--sentences", "2", out=tmp_path)
+    assert [row["same_output"] for row in facts["rows"]] == [1, 1, 1]
 
 
 def test_decoding_a_trained_run(finished: Path, tmp_path: Path) -> None:

@@ -172,18 +172,33 @@ def _as_post_ln(model: Transformer) -> None:
 
 def save(trained: Trained, out: Path) -> list[str]:
     """Write a folder that AutoModelForCausalLM and AutoTokenizer open."""
-    model, config, tokenizer = trained.model, trained.model.config, trained.tokenizer
-    kind, end = kind_of(config), tokenizer.end_of_text
+    model, tokenizer = trained.model, trained.tokenizer
+    kind, end = kind_of(model.config), tokenizer.end_of_text
     folders.require_empty(out)
     save_file(to_theirs(model, kind), out / "model.safetensors", metadata={"format": "pt"})
+    write_json(out / "config.json", describe(model, kind) | {"bos_token_id": end, "eos_token_id": end})
+    tokenizer.bpe.save(str(out / "tokenizer.json"))
+    text = tokenizer.piece(end)
+    write_json(
+        out / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model.config.max_length,
+            **dict.fromkeys(("bos_token", "eos_token"), text),
+        },
+    )
+    return [f"a document begins with {text} here: put it before a prompt there too"]
+
+
+def describe(model: Transformer, kind: Kind) -> dict[str, Any]:
+    """Their config.json, but for which token ends a text."""
+    config = model.config
     described = {theirs: getattr(config, ours) for theirs, (ours, _) in kind.keys.items()} | {
         **kind.must,
         "architectures": [kind.architecture],
         "model_type": next(name for name, each in KINDS.items() if each is kind),
         "vocab_size": model.vocab_size,
         "tie_word_embeddings": is_tied(model),
-        "bos_token_id": end,
-        "eos_token_id": end,
         "pad_token_id": None,
     }
     if kind.places:
@@ -201,18 +216,7 @@ def save(trained: Trained, out: Path) -> list[str]:
             "do_layer_norm_before": not isinstance(model.decoder.final, nn.Identity),
             "word_embed_proj_dim": config.dim,
         }
-    write_json(out / "config.json", described)
-    tokenizer.bpe.save(str(out / "tokenizer.json"))
-    text = tokenizer.piece(end)
-    write_json(
-        out / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": config.max_length,
-            **dict.fromkeys(("bos_token", "eos_token"), text),
-        },
-    )
-    return [f"a document begins with {text} here: put it before a prompt there too"]
+    return described
 
 
 def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
