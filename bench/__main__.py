@@ -35,6 +35,7 @@ COMMANDS = {
     "agree": "tiny",
     "profile": "iwslt14-gpu",
     "prepare": "numerals",
+    "command": "numerals-tiny",
     "depth": "depth-tiny",
 }
 LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "x-transformers", "torchscale", "triton")
@@ -51,9 +52,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], help="contestants whose name holds one of these")
     parser.add_argument("--slow", action="store_true", help="also contestants that take minutes to compile")
     parser.add_argument("--run", type=Path, help="decode: a trained run folder")
-    parser.add_argument("--text", type=Path, help="decode: sentences, one a line; prepare: a folder of text")
+    parser.add_argument("--text", type=Path, help="decode: sentences, one a line; prepare, command: text")
     parser.add_argument("--sentences", type=int, default=0, help="decode, generate: only so many")
-    parser.add_argument("--languages", nargs=2, default=["de", "en"], help="prepare: of the text folder")
+    parser.add_argument("--languages", nargs=2, default=["de", "en"], help="prepare, command: of the text folder")
     parser.add_argument("--depths", nargs="+", type=int, default=[], help="memory: layers of each stack")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     return parser
@@ -76,7 +77,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         only=tuple(arguments.only),
         slow=arguments.slow,
     )
-    peak = 0.0 if what in ("prepare", "depth") else matrix_peak(setting)
+    peak = 0.0 if what in ("prepare", "depth", "command") else matrix_peak(setting)
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"
     facts = {
         "what": what,

@@ -38,6 +38,8 @@ def to_huggingface(model: Transformer) -> Any:
     )
     options = bart_like(size) | {
         "decoder_layers": config.decoder_layers,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
         "activation_function": config.activation,
         "max_position_embeddings": config.max_length,
     }

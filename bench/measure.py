@@ -69,7 +69,7 @@ def compete(contestants: Contestants, setting: Setting, peak: float | None = Non
     rows: list[Row] = []
     for together in [[name] for name in chosen] if setting.device.type == "cuda" else [list(chosen)]:
         rows += _take_turns({name: _Run(chosen[name]) for name in together}, setting, peak)
-        _compare(rows)
+        compare(rows)
         setting.keep(rows)
     return rows
 
@@ -136,7 +136,7 @@ def _row(name: str, run: _Run, peak: float | None) -> Row:
     return row | run.memory | {"seconds": run.seconds, "first_pass_seconds": run.first}
 
 
-def _compare(rows: list[Row]) -> None:
+def compare(rows: list[Row]) -> None:
     """Against the fastest of ours, by the median pass: all passes are over the same workload."""
     ours = [statistics.median(r["seconds"]) for r in rows if "seconds" in r and r["contestant"].startswith("leadline")]
     for row in rows:

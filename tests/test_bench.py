@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -196,3 +197,58 @@ def test_what_fits_where_agrees_with_what_one_gpu_has_measured() -> None:
     assert "| 500-500 | 512 | 3,675 M | 1 | 61.6 | does not fit | 74 |" in fits.table(one)
     document = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text(encoding="utf-8")
     assert fits.table(one) in document
+
+
+def test_trainer_ends_where_ours_does_with_the_same_batches(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from bench import command as commands
+    from bench import prepare, trainer
+    from leadline.training import loop
+
+    size, text = commands.SIZES["numerals-tiny"], tmp_path / "text"
+    text.mkdir()
+    prepare.generate(text, prepare.Size("", size.pairs, 0), ("de", "en"))
+    for path in text.glob("test.*"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
+    config = commands.config_of(size, CPU, f"text:{text}", ("de", "en"), seed=1)
+    run = loop.train(config, tmp_path / "ours")
+    trainer.translation(config, tmp_path / "theirs", trainer.Told(tmp_path / "theirs"), our_batches=True)
+    ours, theirs = (
+        [row["valid_nll"] for row in map(json.loads, lines.read_text().splitlines()) if "valid_nll" in row]
+        for lines in (run / "metrics.jsonl", tmp_path / "theirs" / "metrics.jsonl")
+    )
+    assert len(ours) == 2
+    assert theirs == pytest.approx(ours, abs=1e-4)
+    assert len(json.loads((tmp_path / "theirs" / "hypotheses.json").read_text())) == 9
+
+
+def test_trainer_begins_a_masked_lm_where_ours_does(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from bench import command as commands
+    from bench import golden, trainer
+    from leadline.training import loop
+
+    golden.text(tmp_path / "text")
+    config = commands.config_of(commands.SIZES["bert-tiny"], CPU, f"documents:{tmp_path / 'text'}", ("", ""), seed=1)
+    config = config.set(data={"vocab_size": 120, "valid_every": 4}, optim={"lr": 1e-9}, train={"batch_tokens": 128})
+    run = loop.train(config, tmp_path / "ours")
+    trainer.masked_lm(config, tmp_path / "theirs", trainer.Told(tmp_path / "theirs"), our_batches=False)
+    ours, theirs = (
+        [row["valid_nll"] for row in map(json.loads, lines.read_text().splitlines()) if "valid_nll" in row]
+        for lines in (run / "metrics.jsonl", tmp_path / "theirs" / "metrics.jsonl")
+    )
+    assert theirs == pytest.approx(ours, abs=0.1)  # other masks
+    assert len(theirs) == 2
+
+
+def test_a_command_is_timed_and_its_losses_read(tmp_path: Path) -> None:
+    from bench.command import timed
+
+    lines = "import sys, time; file = open(sys.argv[1], 'w', buffering=1)\n"
+    lines += "for nll in 3, 1: print(f'{{\"valid_nll\": {nll}}}', file=file); time.sleep(0.2)"
+    folder = tmp_path / "run"
+    folder.mkdir()
+    seconds, nll, reached = timed([sys.executable, "-c", lines, str(folder / "metrics.jsonl")], folder, target=2.0)
+    assert (nll, reached is not None and 0 < reached <= seconds) == (1, True)
+    with pytest.raises(RuntimeError, match="no such thing"):
+        timed([sys.executable, "-c", "raise SystemExit('no such thing')"], folder, target=2.0)
