@@ -46,6 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__.partition("\n")[0])
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="all if none is named")
     parser.add_argument("--count", type=int, help=f"trials of each; as it is: {LONG}")
+    parser.add_argument("--tasks", nargs="+", choices=list(RECIPES), default=list(RECIPES), help="all if none is named")
     parser.add_argument("--short", action="store_true", help=f"translation alone, in seconds: {SHORT}")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -57,7 +58,7 @@ def main() -> int:
         folder.mkdir(parents=True)
         os.environ |= {"LEADLINE_CACHE": str(folder / "cache"), "HOME": str(folder)}
         make_text(folder)
-        wholes = [make_whole(task, folder) for task in list(RECIPES)[: 1 if given.short else None]]
+        wholes = [make_whole(task, folder) for task in given.tasks[: 1 if given.short else None]]
         for kind in given.kinds or list(SHORT if given.short else KINDS):
             count = given.count or (SHORT if given.short else LONG).get(kind, 1)
             begun = time.monotonic()

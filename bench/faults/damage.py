@@ -32,11 +32,13 @@ def damage(path: Path, rng: random.Random) -> str:
 
 
 def unfinished(whole: Whole, run: Path) -> None:
-    """As if it had been killed after update 12."""
+    """As if it had been killed after update 12; a run that has nothing left to go on from would test nothing."""
     shutil.copytree(whole.folder, run)
     for path in (run / "checkpoints").iterdir():
         if path.name > CUT_AT:
             shutil.rmtree(path)
+    if not (run / "checkpoints" / CUT_AT).exists():
+        raise RuntimeError(f"{whole.task}: no checkpoint {CUT_AT} is kept")
 
 
 class Answers:

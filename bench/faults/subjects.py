@@ -13,7 +13,10 @@ from leadline.files import sha256
 from leadline.history import CLOCK
 
 SMALL = "model.dim=16 model.ffn_dim=16 model.heads=2 model.max_length=32 model.encoder_layers=1"
-TRAIN = "train.batch_tokens=256 train.epochs=0 train.updates=24 train.eval_every=8 train.save_every=3 train.log_every=2"
+TRAIN = (
+    "train.batch_tokens=256 train.epochs=0 train.updates=24 train.eval_every=8 train.save_every=3 train.keep=9 "
+    "train.log_every=2"
+)
 ALWAYS = f"{SMALL} {TRAIN} train.device=cpu train.precision=fp32 train.step=eager"
 RECIPES = {
     "translation": ("numerals", "model.decoder_layers=1 data.source=text:pairs data.vocab_size=150"),
