@@ -1,4 +1,4 @@
-"""The processes of one training: those that torchrun has started, or one alone, for which all of this does nothing.
+"""The processes of one command: those that torchrun has started, or one alone, for which all of this does nothing.
 
 Numbers and text go between the hosts by gloo; tensors of GPUs by NCCL where each process has its own, and otherwise
 through the hosts. Every process calls the same methods in the same order. Torch is loaded only where there are several.
@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from leadline.errors import UserError
+from leadline.options import flat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +85,15 @@ class World:
             return items
         everybodys = self.gather(items)
         return [everybodys[i % self.size][i // self.size] for i in range(sum(map(len, everybodys)))]
+
+    def require_alike(self, own: dict[str, Any]) -> None:
+        """All processes must do the same on the same: `own`, which may be nested, is what this one does."""
+        first, *others = (flat(each) for each in self.gather(own))
+        for rank, other in enumerate(others, 1):
+            if changed := [key for key in first | other if first.get(key) != other.get(key)]:
+                values = f"{first.get(changed[0])} in process 0 and {other.get(changed[0])} in process {rank}"
+                key = changed[0].removeprefix("config.")
+                raise UserError(f"the processes differ: {key} is {values}; start all with the same")
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Every process then has what `source` has."""
@@ -202,7 +212,7 @@ def join() -> World:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:
         where, many = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", os.environ["WORLD_SIZE"]
-        raise UserError(f"the {many} processes of this training do not meet at {where}: {_short(error)}") from None
+        raise UserError(f"the {many} processes do not meet at {where}: {_short(error)}") from None
     world = World(rank, size, nccl, store)
     if len(set(world.gather(nccl))) > 1:
         raise UserError(
@@ -245,7 +255,7 @@ def _reaching() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise Lost(f"another process of this training has ended or cannot be reached: {_short(error)}") from None
+        raise Lost(f"another process has ended or cannot be reached: {_short(error)}") from None
 
 
 def _short(error: Exception) -> str:

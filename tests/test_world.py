@@ -17,8 +17,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.faults.process import Ended
-from bench.faults.subjects import metrics
+from bench.faults.process import Ended, call, load
+from bench.faults.subjects import RECIPES, Whole, make_text, metrics
 from bench.faults.world import Together, together
 from leadline import history
 from leadline.config import Config, TrainConfig, to_toml
@@ -40,6 +40,12 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked"),
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """Once here, and not in every process."""
+    load()
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +95,32 @@ def test_every_optimizer_is_sharded_without_a_difference(four: Config, optim: di
     assert files(by(2, config, tmp_path), 3) == files(train(config, tmp_path / "alone"), 3)
 
 
-def test_masked_lm_is_the_same_by_two_processes(masked: Config, tmp_path: Path) -> None:
-    config = masked.set(train={"global_tokens": 1536, "updates": 4, "eval_every": 2})
-    alone, run = train(config, tmp_path / "alone"), by(2, config, tmp_path)
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Text for every task, and a cache for what is made of it."""
+    folder = tmp_path_factory.mktemp("texts")
+    make_text(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEADLINE_CACHE", str(folder / "cache"))
+        yield folder
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_every_task_is_the_same_by_two_processes(task: str, texts: Path) -> None:
+    """Trained on three micro-batches an update, and evaluated."""
+    short = "train.accumulate=3 train.updates=4 train.eval_every=2 train.save_every=0 train.bleu_sentences=9"
+    arguments = Whole(task, texts, "", [], short).train
+    alone, run = (texts / f"{task}-{name}" for name in ("alone", "by2"))
+    one = call(arguments(alone.name), texts)
+    assert one.code == 0, one.err
+    ended = together(arguments(run.name), 2, texts)
+    assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
     assert files(run, 4) == files(alone, 4)
     assert metrics(run) == metrics(alone)
+    evaluate = ["evaluate", alone.name, "--json"]
+    one, ended = call(evaluate, texts), together(evaluate, 2, texts)
+    assert ended[0].out == one.out != ""
+    assert ended[1].out + ended[1].err == ""
 
 
 @pytest.mark.usefixtures("captured")
@@ -250,7 +277,7 @@ def test_a_process_that_is_killed_ends_the_other_with_a_sentence(
     assert time.monotonic() - begun < 10
     assert ended[1 - rank].code == 2
     (sentence,) = told(ended)
-    assert "another process of this training has ended" in sentence
+    assert "another process has ended" in sentence
     assert sentence.endswith("go on with leadline train --resume run")
     assert int(checkpoint.names(run)[-1]) < 6
     both.start()
@@ -293,8 +320,7 @@ def test_what_cannot_work_is_one_sentence(four: Config, tmp_path: Path) -> None:
     ended = Together(arguments, 2, tmp_path).wait()
     assert [each.code for each in ended] == [2, 2]
     assert told(ended) == [
-        "leadline: the processes of this training differ: optim.lr is 0.001 in process 0 and 0.002 in process 1; start "
-        "all with the same"
+        "leadline: the processes differ: optim.lr is 0.001 in process 0 and 0.002 in process 1; start all with the same"
     ]
     assert not is_run(tmp_path / "run")
     ended = together(["train", "numeral"], 2, tmp_path)
@@ -302,7 +328,8 @@ def test_what_cannot_work_is_one_sentence(four: Config, tmp_path: Path) -> None:
     assert len(told(ended)) == 1
     ended = together(["recipes"], 2, tmp_path)
     assert told(ended) == [
-        "leadline: torchrun starts leadline train; leadline recipes is one process: start it without torchrun"
+        "leadline: torchrun starts leadline train, evaluate and translate; leadline recipes is one process: start it "
+        "without torchrun"
     ]
 
 
@@ -322,3 +349,42 @@ def test_global_tokens_are_whole_batches() -> None:
         TrainConfig(updates=1, batch_tokens=512, global_tokens=1000)
     with pytest.raises(UserError, match="leave accumulate and batch_sequences out"):
         TrainConfig(updates=1, batch_tokens=512, global_tokens=1024, accumulate=2)
+
+
+def test_evaluation_and_translation_are_shared_and_the_same(alone: Path, tmp_path: Path) -> None:
+    """By two processes and by one, of a translator; process 1 says nothing."""
+    numbers = (alone / "evaluated.txt", ["eins", "", "zwei drei", "neun " * 90, "vier"] * 4)
+    numbers[0].write_text("\n".join(numbers[1]) + "\n", encoding="utf-8")
+    for arguments in (
+        ["evaluate", str(alone), "--split", "valid", "--set", "decode.batch_tokens=300", "--json"],
+        ["translate", str(alone), "--input", str(numbers[0]), "--set", "decode.batch_tokens=60"],
+    ):
+        one = call(arguments, tmp_path)
+        ended = together(arguments, 2, tmp_path)
+        assert [each.code for each in ended] == [0, 0], [each.err for each in ended]
+        assert ended[0].out == one.out != ""
+        assert ended[1].out + ended[1].err == ""
+    together([*arguments, "--output", "out.txt"], 2, tmp_path)
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == one.out
+
+
+def test_what_cannot_be_shared_is_one_sentence(alone: Path, tmp_path: Path) -> None:
+    def by_rank(arguments: Callable[[int], list[str]]) -> str:
+        ended = Together(arguments, 2, tmp_path).wait()
+        assert [each.code for each in ended] == [2, 2]
+        (sentence,) = told(ended)
+        return sentence
+
+    for rank in (0, 1):
+        (tmp_path / f"{rank}.txt").write_text(f"eins {rank}\n", encoding="utf-8")
+    translate, evaluate = ["translate", str(alone)], ["evaluate", str(alone)]
+    assert "give it with --input" in by_rank(lambda rank: translate)
+    assert "processes differ: text is" in by_rank(lambda rank: [*translate, "--input", f"{rank}.txt"])
+    assert "processes differ: decode.beam is 1 in process 0 and 2 in process 1" in by_rank(
+        lambda rank: [*evaluate, "--set", f"decode.beam={rank + 1}"]
+    )
+    assert "checkpoint is 00000003 in process 0 and 00000006" in by_rank(
+        lambda rank: [*evaluate, "--checkpoint", f"{rank * 3 + 3}"]
+    )
+    assert "is not a run" in by_rank(lambda rank: [["evaluate", "nothing"], evaluate][rank])
+    assert "is not a run" in by_rank(lambda rank: [evaluate, ["evaluate", "nothing"]][rank])

@@ -11,7 +11,6 @@ world   kill -9 of one of several processes, then again  identical, or FAILED (n
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 import tempfile
@@ -22,6 +21,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch loads; forked processes m
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from bench.faults import cache, damage, disk, inputs, kills, world
+from bench.faults.process import load
 from bench.faults.subjects import RECIPES, make_text, make_whole
 
 KINDS = {
@@ -33,12 +33,6 @@ KINDS = {
     "world": world.run,
 }
 LONG = {"kills": 500, "disk": 300, "damage": 500, "cache": 100, "inputs": 5000, "world": 50}
-# What commands load as they run, which torch's optimizers do too: once here, and not in each of thousands of processes.
-LOADED = (
-    "leadline.cli", "leadline.training.trained", "leadline.report.figures", "leadline.diagnose.inspect",
-    "tensorboard.summary.writer.record_writer", "matplotlib.pyplot", "sacrebleu", "rich.progress", "typer.rich_utils",
-    "torch._dynamo",
-)  # fmt: skip
 SHORT = {"kills": 2, "disk": 2, "damage": 4, "cache": 1, "inputs": 10}
 
 
@@ -46,18 +40,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__.partition("\n")[0])
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="all if none is named")
     parser.add_argument("--count", type=int, help=f"trials of each; as it is: {LONG}")
+    parser.add_argument("--tasks", nargs="+", choices=list(RECIPES), default=list(RECIPES), help="all if none is named")
     parser.add_argument("--short", action="store_true", help=f"translation alone, in seconds: {SHORT}")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    for name in LOADED:
-        importlib.import_module(name)
+    load()
     failed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "two" / "down"  # what a mistake writes to ../.. is removed too
         folder.mkdir(parents=True)
         os.environ |= {"LEADLINE_CACHE": str(folder / "cache"), "HOME": str(folder)}
         make_text(folder)
-        wholes = [make_whole(task, folder) for task in list(RECIPES)[: 1 if given.short else None]]
+        wholes = [make_whole(task, folder) for task in given.tasks[: 1 if given.short else None]]
         for kind in given.kinds or list(SHORT if given.short else KINDS):
             count = given.count or (SHORT if given.short else LONG).get(kind, 1)
             begun = time.monotonic()

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from bench.faults.process import Ended, call
-from bench.faults.subjects import Whole, metrics, weights
+from bench.faults.subjects import USES, Whole, metrics, weights
 
 CUT_AT = "00000012"  # an unfinished run has no later checkpoint than this
 
@@ -32,11 +32,13 @@ def damage(path: Path, rng: random.Random) -> str:
 
 
 def unfinished(whole: Whole, run: Path) -> None:
-    """As if it had been killed after update 12."""
+    """As if it had been killed after update 12; a run that has nothing left to go on from would test nothing."""
     shutil.copytree(whole.folder, run)
     for path in (run / "checkpoints").iterdir():
         if path.name > CUT_AT:
             shutil.rmtree(path)
+    if not (run / "checkpoints" / CUT_AT).exists():
+        raise RuntimeError(f"{whole.task}: no checkpoint {CUT_AT} is kept")
 
 
 class Answers:
@@ -50,25 +52,26 @@ class Answers:
         key = (whole.task, command)
         if key not in self.known:
             shutil.copytree(whole.folder, self.folder / "damaged")
-            self.known[key] = ask(command, self.folder)
+            self.known[key] = ask(whole.task, command, self.folder)
             shutil.rmtree(self.folder / "damaged")
         return self.known[key]
 
 
-def ask(command: str, folder: Path) -> Ended:
+def ask(task: str, command: str, folder: Path) -> Ended:
+    use, *options = USES.get(task, [""])
     arguments = {
         "evaluate": ["evaluate", "damaged", "--json"],
-        "translate": ["translate", "damaged"],
+        "use": [use, "damaged", *options],
         "resume": ["train", "--resume", "damaged"],
         "report": ["report", "damaged", "--out", "page.html"],
     }[command]
-    return call(arguments, folder, stdin=b"ab cd\nefg\n")
+    return call(arguments, folder, stdin=b"ab\tcd\nefg\th\n" if use == "classify" else b"ab cd\nefg\n")
 
 
 def trial(whole: Whole, folder: Path, rng: random.Random, answers: Answers) -> str:
     run = folder / "damaged"
     shutil.rmtree(run, ignore_errors=True)
-    asked = ["resume", "resume", "evaluate", "report"] + ["translate"] * (whole.task == "translation")
+    asked = ["resume", "resume", "evaluate", "report"] + ["use"] * (whole.task in USES)
     command = rng.choice(asked)
     expected = answers.of(whole, command)
     unfinished(whole, run) if command == "resume" else shutil.copytree(whole.folder, run)
@@ -78,7 +81,7 @@ def trial(whole: Whole, folder: Path, rng: random.Random, answers: Answers) -> s
     path = rng.choice(files)
     saved = path.read_bytes()
     what = f"{command}, {path.relative_to(place)}, {damage(path, rng)}"
-    ended = ask(command, folder)
+    ended = ask(whole.task, command, folder)
     try:
         if ended.crashed:
             return f"{what}: {ended.err.strip()}"

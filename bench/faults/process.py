@@ -5,6 +5,7 @@ Everything happens below one scratch folder, which is also the home, the cache a
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import signal
@@ -16,6 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 1 << 30
+# What commands load as they run, which torch's optimizers do too: once here, and not in each of thousands of processes.
+LOADED = (
+    "leadline.cli", "leadline.training.trained", "leadline.report.figures", "leadline.diagnose.inspect",
+    "tensorboard.summary.writer.record_writer", "matplotlib.pyplot", "sacrebleu", "rich.progress", "typer.rich_utils",
+    "torch._dynamo",
+)  # fmt: skip
+
+
+def load() -> None:
+    for name in LOADED:
+        importlib.import_module(name)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ def unusable(error: Exception) -> str:
     return f"{said} (see {context.command_path if context else 'leadline'} --help)"
 
 
+TOGETHER = ("train", "evaluate", "translate")  # commands that several processes of torchrun's share
+
 app = typer.Typer(
     name="leadline",
     no_args_is_help=True,
@@ -66,8 +68,11 @@ def leadline(
 ) -> None:
     """Train deep Transformers without the warm-up lottery."""
     command = context.invoked_subcommand
-    if command != "train" and started() and int(os.environ["WORLD_SIZE"]) > 1:
-        raise UserError(f"torchrun starts leadline train; leadline {command} is one process: start it without torchrun")
+    if command not in TOGETHER and started() and int(os.environ["WORLD_SIZE"]) > 1:
+        several = ", ".join(TOGETHER[:-1]) + f" and {TOGETHER[-1]}"
+        raise UserError(
+            f"torchrun starts leadline {several}; leadline {command} is one process: start it without torchrun"
+        )
 
 
 What = Annotated[str, typer.Argument(help="A recipe (leadline recipes lists them) or the path of a config.toml.")]

@@ -35,7 +35,7 @@ from leadline.cli.terminal import TrainingView, answer, counting, screen, senten
 from leadline.cli.translations import print_by_direction
 from leadline.config import Config
 from leadline.errors import UserError
-from leadline.files import to_json, written
+from leadline.files import checksum, to_json, written
 from leadline.world import join, restarted
 
 
@@ -201,20 +201,26 @@ def evaluate(
     Of many languages a table by direction, which is also written to RUN/evaluations; with --directions, --checkpoint or
     --set under a name of its own, and with --directions without the loss, which is of all directions.
     """
+    world = join()
     trained = load_run(run, which, device, assignments, allow_code, ("decode", "data"))
     if directions and not trained.tokenizer.config.directions:
         raise UserError(f"--directions is for a run of many languages, and {run} is not one: leave it out")
     with counting(counted(trained.config)) as progress:
         task = trained.task(progress)
+    if world.grouped:
+        world.require_alike(trained.own(data=task.store.manifest["sha256"], split=split, directions=directions))
     tell(task.store.notes)
     split = split or ("test" if "test" in task.store.manifest["splits"] else "valid")
     wanted = directions.split(",") if directions else []
     sentences = task.scored(split, wanted)
     has_loss = not wanted and (split in task.store.manifest["splits"] or not sentences)
-    scores = task.evaluate(trained.model, split) if has_loss else {}
+    scores = task.evaluate(trained.model, split, world=world) if has_loss else {}
     if sentences:
-        with sentences_bar(sentences) as advance:
-            scores |= task.scores(trained.model, split, on_done=advance, directions=wanted)
+        with sentences_bar(-(-sentences // world.size)) as advance:
+            scores |= task.scores(trained.model, split, on_done=advance, directions=wanted, world=world)
+    world.leave()
+    if not world.leads:
+        return
     facts = {"run": str(run), "split": split, "checkpoint": trained.checkpoint} | scores
     if "by_direction" in facts:
         other = [] if which == "best" else ["checkpoint", which]
@@ -239,25 +245,32 @@ def translate(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Translate line by line: a file, or stdin as it comes."""
+    """Translate line by line: a file, or stdin as it comes. Processes of torchrun's share a file."""
+    from leadline.data.text import lines_of
+
+    world = join()
+    if world.size > 1 and not source:
+        raise UserError("several processes share a file: give it with --input, or translate stdin without torchrun")
     trained = load_run(run, which, device, assignments, allow_code)
-    translator = (trained.into(to) if to else trained).translator()
-    with written(target) if target else contextlib.nullcontext(sys.stdout) as out:
-        for asked, translated in _translations(translator, source):
+    translator = (trained.into(to) if to else trained).translator(world)
+    lines = list(lines_of(source)) if source else None
+    if world.grouped:
+        world.require_alike(trained.own(to=to, text=checksum(lines)))
+    with written(target) if target and world.leads else contextlib.nullcontext(sys.stdout) as out:
+        for asked, translated in _translations(translator, lines):
             for left, right in zip(asked, translated, strict=True):
-                print(to_json({"source": left, "translation": right}) if as_json else right, file=out)
+                if world.leads:
+                    print(to_json({"source": left, "translation": right}) if as_json else right, file=out)
             out.flush()
+    world.leave()
     if translator.split_up:
         screen.print(f"{translator.split_up} lines were longer than the model's limit and translated in pieces")
 
 
-def _translations(translator: Any, source: Path | None) -> Iterator[tuple[list[str], list[str]]]:
-    """Lines and their translations: a file's all at once, those of stdin as they come."""
-    from leadline.data.text import lines_of
-
-    if source:
-        lines = list(lines_of(source))
-        with sentences_bar(len(lines)) as advance:
+def _translations(translator: Any, lines: list[str] | None) -> Iterator[tuple[list[str], list[str]]]:
+    """Lines and their translations: a file's all at once, those of stdin (None) as they come."""
+    if lines is not None:
+        with sentences_bar(-(-len(lines) // translator.world.size)) as advance:
             yield lines, translator.translate(lines, advance)
     else:
         for chunk in stdin_lines():

@@ -158,7 +158,7 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
         return encoded.each(model.logits(hidden_TD))
 
     @classmethod
-    def translator(cls, model: Transformer, tokenizer: Tokenizer, config: Config) -> Translator:
+    def translator(cls, model: Transformer, tokenizer: Tokenizer, config: Config, world: World = ALONE) -> Translator:
         raise UserError(f"this run was trained for {config.task}: it cannot translate")
 
     @classmethod

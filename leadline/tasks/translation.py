@@ -209,6 +209,6 @@ class Translation(Task[Fitting, Batch]):
         return packed([[[*before, *s, EOS] for s in sources], [[start, *t] for t in targets]], config)
 
     @classmethod
-    def translator(cls, model: Transformer, tokenizer: Tokenizer, config: Config) -> Translator:
+    def translator(cls, model: Transformer, tokenizer: Tokenizer, config: Config, world: World = ALONE) -> Translator:
         marks(tokenizer, config.data, config.data.target_lang)  # of many languages, one must have been chosen
-        return Translator(model, tokenizer, config)
+        return Translator(model, tokenizer, config, world)

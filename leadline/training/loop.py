@@ -70,7 +70,7 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
         data = replace(store.data, source=config.data.source, vocabulary=config.data.vocabulary)
         config = replace(config, data=data)
         updates = runs.updates_of(folder)
-        runs.require_alike(world, config, store)
+        world.require_alike(runs.own(config, store))
         setup = set_up(folder, config, store, on_step, updates, world)
         config = setup.config
         chosen = {"step": config.train.step, "precision": config.train.precision, "attention": setup.attention}

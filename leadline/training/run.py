@@ -34,7 +34,7 @@ from leadline.files import checksum, reason, sha256, sha256_of, write_json, writ
 from leadline.options import flat
 from leadline.provenance import NUMERICS, facts_of, stamp
 from leadline.training import checkpoint
-from leadline.world import World, join
+from leadline.world import join
 
 TOGETHER = 1.0  # seconds within which signals count as one
 LAID_OUT = ("job.toml", "job.json", "log.txt")  # what leadline.jobs puts into a folder before its run begins
@@ -131,17 +131,9 @@ def require_changeable(folder: Path, before: Config, after: Config) -> None:
             )
 
 
-def require_alike(world: World, config: Config, store: Store) -> None:
-    """All processes of a training must do the same on the same data."""
-    own = {"config": configuration.to_dict(config), "numerics": NUMERICS, "data": store.manifest["sha256"]}
-    first, *others = world.gather(own)
-    for rank, other in enumerate(others, 1):
-        before, after = flat(first), flat(other)
-        keys = sorted(before.keys() | after.keys(), key=lambda key: not key.startswith("config."))
-        if changed := [key for key in keys if before.get(key) != after.get(key)]:
-            key = changed[0].removeprefix("config.")
-            values = f"{before.get(changed[0])} in process 0 and {after.get(changed[0])} in process {rank}"
-            raise UserError(f"the processes of this training differ: {key} is {values}; start all with the same")
+def own(config: Config, store: Store) -> dict[str, Any]:
+    """What is done, by which code, on which data: the same in all processes of a command."""
+    return {"config": configuration.to_dict(config), "numerics": NUMERICS, "data": store.manifest["sha256"]}
 
 
 # What a run that starts from another's weights decides for itself; the rest of the model is in the weights.

@@ -19,12 +19,14 @@ from leadline.errors import UserError
 from leadline.kernels import attention
 from leadline.model import Transformer
 from leadline.model.precision import autocast
+from leadline.provenance import NUMERICS
 from leadline.tasks.encoded import Encoded
 from leadline.tasks.generator import Generator
 from leadline.tasks.translator import Translator, into
 from leadline.training import checkpoint
 from leadline.training import run as runs
 from leadline.training.device import find_device
+from leadline.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,14 @@ class Trained:
             self.translator()  # says that it cannot
         return replace(self, config=into(self.config, language))
 
-    def translator(self) -> Translator:
-        return tasks.find(self.config.task).translator(self.model, self.tokenizer, self.config)
+    def own(self, **more: Any) -> dict[str, Any]:
+        """What it is, and what it is used on: the same in all processes of a command."""
+        weights = checkpoint.fingerprint({name: p.detach().cpu() for name, p in self.model.named_parameters()})
+        config, which = configuration.to_dict(self.config), self.checkpoint
+        return {"config": config, "checkpoint": which, "numerics": NUMERICS, "weights": weights} | more
+
+    def translator(self, world: World = ALONE) -> Translator:
+        return tasks.find(self.config.task).translator(self.model, self.tokenizer, self.config, world)
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
         return self.translator().translate(sentences)
