@@ -13,13 +13,24 @@ import sys
 import typer
 
 # In the order in which --help lists their commands, which they register.
-from leadline.cli import trainings, generation, encoders, texts, choices, diagnosis, comparison  # isort: skip
+from leadline.cli import trainings, generation, encoders, exchange, texts, choices, diagnosis, comparison  # isort: skip
 from leadline.cli.app import app, require_values, unusable
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import reason
 from leadline.world import tells
 
-__all__ = ["app", "choices", "comparison", "diagnosis", "encoders", "generation", "main", "texts", "trainings"]
+__all__ = [
+    "app",
+    "choices",
+    "comparison",
+    "diagnosis",
+    "encoders",
+    "exchange",
+    "generation",
+    "main",
+    "texts",
+    "trainings",
+]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Commands about encoders: fine-tuning, and to and from Hugging Face."""
+"""Commands about encoders: fine-tuning, and labelling text."""
 
 from __future__ import annotations
 
@@ -118,37 +118,3 @@ def classify(
     if classifier.cut:
         limit = f"model.max_length={trained.config.model.max_length}"
         screen.print(f"{classifier.cut} lines are longer than {limit} and were cut", soft_wrap=True)
-
-
-@app.command("export")
-def export_command(
-    run: RunFolder,
-    out: Annotated[Path, typer.Argument(help="The folder to write.")],
-    which: Which = "best",
-    allow_code: AllowCode = False,
-) -> None:
-    """Write a run as a folder that Hugging Face's transformers opens: as BERT, GPT-2, OPT, Llama and others."""
-    from leadline.exchange import huggingface
-    from leadline.training.run import labels_of
-
-    trained = load_run(run, which, "cpu", None, allow_code)
-    notes = huggingface.save(trained, out, labels_of(run))
-    answer.print(f"{out}: checkpoint {trained.checkpoint} of {run} as {huggingface.architecture(out)}", soft_wrap=True)
-    for note in notes:
-        screen.print(note, soft_wrap=True)
-
-
-@app.command("import")
-def import_command(
-    folder: Annotated[Path, typer.Argument(help="Saved by transformers: BERT, GPT-2, OPT, Llama, Qwen3, OLMo 2.")],
-    out: Annotated[Path, typer.Argument(help="The run folder to make.")],
-) -> None:
-    """Make a run of a Hugging Face folder (config.json, model.safetensors and a tokenizer), to train it further."""
-    from leadline.exchange import huggingface
-
-    notes = huggingface.load(folder, out)
-    answer.print(f"{out}: a run of {huggingface.architecture(folder)}", soft_wrap=True)
-    for note in notes:
-        screen.print(note, soft_wrap=True)
-    next_step = f"finetune {out} --task FILE" if huggingface.is_encoder(folder) else f"generate {out} TEXT"
-    answer.print(f"next: leadline {next_step}", soft_wrap=True)

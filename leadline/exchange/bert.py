@@ -4,7 +4,7 @@ What differs is folded into weights, exactly:
 
     a run of ours reads √D·E[token], theirs E[token]: E carries √D there, and the head's last norm, before the tied E,
     1/√D. What is imported reads E[token] (model.embed_scale=false), so that it is also trained as theirs is
-    LN(s·x + f(x)) (DeepNorm's α, Admin's ω) is Post-LN on s·x: the norm below carries s, f's first matrix 1/s
+    LN(s·x + f(x)) (DeepNorm's α, Admin's ω) is Post-LN on s·x (leadline.exchange.folding)
     RoBERTa counts positions from pad + 1: its table has so many rows more
 """
 
@@ -19,12 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import ModelConfig
-from leadline.errors import UserError
-from leadline.exchange.folder import fill
+from leadline.exchange import folder as folders
+from leadline.exchange import formats
+from leadline.exchange.folding import as_post_ln
 from leadline.model import Transformer
-from leadline.model.layers import SelfAttention
-from leadline.placement import DeepNorm, Placement, PostLN, PreLN, find
-from leadline.placement.admin import Admin, AdminConstant
 
 
 class Kind(NamedTuple):
@@ -83,43 +81,7 @@ FIXED = {
 
 def kind_of(config: ModelConfig) -> Kind:
     """Which of theirs says exactly what this model does; a UserError where none does."""
-    placement = find(config.placement)
-    post = any(computes_as(placement, known) for known in (PostLN, DeepNorm, Admin, AdminConstant))
-    kind = BERT if post else PRE if computes_as(placement, PreLN) else None
-    if kind is None:
-        raise UserError(
-            f"{config.placement} has no counterpart in transformers: what can be exported is post_ln and those that "
-            "differ from it by a factor (deepnorm, admin, …), as BERT, and pre_ln, as RoBERTa-PreLayerNorm"
-        )
-    wrong = {
-        "an encoder alone": config.decoder_layers > 0,
-        "model.embed_norm=true": not config.embed_norm,
-        "model.norm=layer_norm": config.norm != "layer_norm",
-        "model.bias=true": not config.bias,
-        "model.activation=gelu or relu": config.activation not in ("gelu", "relu"),
-        "model.qk_norm=none": config.qk_norm != "none",
-        "positions in the embeddings": config.positions == "rotary",
-        "model.kv_heads=0 and model.head_dim=0": bool(config.kv_heads or config.head_dim),
-        "model.activation=gelu": kind is PRE and config.head == "bert" and config.activation != "gelu",
-        "model.embeddings=tied or model.head=bert": has_bare_output(config) and not config.classes,
-    }
-    if missing := [what for what, lacks in wrong.items() if lacks]:
-        raise UserError(f"{kind.prefix} is not this model: it needs {' and '.join(missing)}")
-    return kind
-
-
-def has_bare_output(config: ModelConfig) -> bool:
-    """Whether there is an output matrix that none of theirs has: without a transform before it, and not tied."""
-    return config.head == "linear" and config.embeddings == "separate"
-
-
-def computes_as(placement: type[Placement], known: type[Placement]) -> bool:
-    """By its equation: a subclass may only differ in how it starts."""
-    parts, of_known = (
-        (one.forward, one.inside, one.norms, one.opens.__func__, one.final.__func__)  # type: ignore[attr-defined]
-        for one in (placement, known)
-    )
-    return parts == of_known
+    return KINDS[formats.choose(config).name]
 
 
 def architecture(config: ModelConfig, kind: Kind) -> str:
@@ -129,7 +91,7 @@ def architecture(config: ModelConfig, kind: Kind) -> str:
 
 
 def modules(model: Transformer, kind: Kind) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
-    """Each of our modules but the positions, and those of theirs whose rows it holds, one after the other."""
+    """All but the positions."""
     body, blocks = kind.body, typing.cast(Any, model.encoder.blocks)
     yield model.source_embed.tokens, (f"{body}.embeddings.word_embeddings",)
     if model.source_embed.segments is not None:
@@ -174,13 +136,9 @@ def to_theirs(model: Transformer, kind: Kind, pad: int) -> dict[str, Tensor]:
     """Their weights by name. The model stays as it is."""
     model = copy.deepcopy(model).cpu().float()
     if kind is BERT:
-        _as_post_ln(model)
+        as_post_ln(model, lambda embed, scale: None)  # the norm at the foot carries the first factor
     _scale_tokens(model, model.source_embed.scale)
-    theirs: dict[str, Tensor] = {}
-    for module, names in modules(model, kind):
-        for key, parameter in module.named_parameters():
-            parts = parameter.chunk(len(names))
-            theirs |= {f"{name}.{key}": part.clone() for name, part in zip(names, parts, strict=True)}
+    theirs = folders.collect(modules(model, kind))
     embeddings = f"{kind.body}.embeddings"
     table = typing.cast(Any, model.source_embed.positions)
     places = table(torch.arange(model.config.max_length))  # also of sinusoids
@@ -199,22 +157,13 @@ def to_theirs(model: Transformer, kind: Kind, pad: int) -> dict[str, Tensor]:
 @torch.no_grad()
 def from_theirs(model: Transformer, kind: Kind, pad: int, theirs: dict[str, Tensor]) -> set[str]:
     """Fill a new model with their weights; the names that were used."""
-    used: set[str] = set()
-
-    def take(name: str) -> Tensor:
-        if name not in theirs:
-            raise UserError(f"the weights have no {name}, which {kind.prefix} needs")
-        used.add(name)
-        return theirs[name]
-
-    for module, names in modules(model, kind):
-        for key, parameter in module.named_parameters():
-            fill(parameter, torch.cat([take(f"{name}.{key}") for name in names]), f"{names[0]}.{key}")
+    used = folders.spread(modules(model, kind), theirs, kind.prefix)
     name = f"{kind.body}.embeddings.position_embeddings.weight"
-    fill(typing.cast(Any, model.source_embed.positions).weight, take(name)[_first(kind, pad) :], name)
+    places = folders.taken(theirs, name, kind.prefix, used)[_first(kind, pad) :]
+    folders.fill(typing.cast(Any, model.source_embed.positions).weight, places, name)
     if model.head is not None:
         name = f"{kind.head}.bias" if is_tied(model) else f"{kind.head}.decoder.bias"  # which their decoder reads
-        fill(model.head.bias, take(name), name)
+        folders.fill(model.head.bias, folders.taken(theirs, name, kind.prefix, used), name)
         used.add(f"{kind.head}.bias")
     _scale_tokens(model, 1 / model.source_embed.scale)
     return used
@@ -230,21 +179,3 @@ def _scale_tokens(model: Transformer, factor: float) -> None:
     if model.head is not None and is_tied(model):
         model.head.norm.weight.div_(factor)
         model.head.norm.bias.div_(factor)
-
-
-def _as_post_ln(model: Transformer) -> None:
-    below, blocks = typing.cast(Any, (model.source_embed.norm, model.encoder.blocks))
-    for block in blocks:
-        for connection, sublayer in block.connections():
-            scale = skip(connection)
-            below.weight.mul_(scale)
-            below.bias.mul_(scale)
-            first = sublayer.qkv if isinstance(sublayer, SelfAttention) else sublayer.expand
-            first.weight.div_(scale)
-            below = connection.norm
-
-
-def skip(connection: Placement) -> Tensor | float:
-    if isinstance(connection, DeepNorm):
-        return connection.alpha
-    return connection.omega if isinstance(connection, Admin | AdminConstant) else 1.0

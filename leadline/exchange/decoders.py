@@ -3,8 +3,7 @@
 What differs is folded into weights, exactly:
 
     a run of ours reads √D·E[token], theirs E[token]: E carries √D there, and the last norm, before a tied E, 1/√D
-    LN(s·x + f(x)) (DeepNorm's α, Admin's ω) is Post-LN on s·x: the norm below (or the embeddings) carries s, f's first
-    matrix 1/s
+    LN(s·x + f(x)) (DeepNorm's α, Admin's ω) is Post-LN on s·x (leadline.exchange.folding)
 
 Neither way needs transformers to be installed, and nothing is pickled.
 """
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from leadline import config as configuration
@@ -26,54 +24,21 @@ from leadline.config import Config, DataConfig, ModelConfig, TrainConfig
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.exchange import folder as folders
-from leadline.exchange.bert import computes_as, skip
-from leadline.exchange.decoder_kinds import ACTIVATIONS, GPT2, KINDS, LLAMA, OLMO2, OPT, QWEN3, Kind
+from leadline.exchange import formats
+from leadline.exchange.decoder_kinds import ACTIVATIONS, GPT2, KINDS, LLAMA, OPT, QWEN3, Kind
+from leadline.exchange.folding import as_post_ln
 from leadline.files import write_json
 from leadline.model import Transformer
-from leadline.model.layers import Linear, SelfAttention
-from leadline.placement import DeepNorm, PostLN, PreLN, find
-from leadline.placement.admin import Admin, AdminConstant
-from leadline.placement.res_post_ln import ResPostLN
-from leadline.training import checkpoint, optim, saving
 from leadline.training.trained import Trained
 
 
 def kind_of(config: ModelConfig) -> Kind:
     """Which of theirs says exactly what this model does; a UserError where none does."""
-    placement, rms = find(config.placement), config.norm == "rms_norm"
-    if any(computes_as(placement, known) for known in (PostLN, DeepNorm, Admin, AdminConstant)):
-        kind = OPT
-    elif computes_as(placement, ResPostLN):
-        kind = OLMO2
-    elif computes_as(placement, PreLN):
-        kind = (QWEN3 if config.qk_norm == "head" else LLAMA) if rms else OPT if config.activation == "relu" else GPT2
-    else:
-        raise UserError(
-            f"{config.placement} has no counterpart in transformers: what can be exported is pre_ln (as GPT-2, OPT, "
-            "Llama or Qwen3), post_ln and those that differ from it by a factor (deepnorm, admin, …, as OPT), and "
-            "res_post_ln (as OLMo 2)"
-        )
-    modern = not kind.places
-    wrong = {
-        f"model.norm={(norm := 'rms_norm' if modern else 'layer_norm')}": config.norm != norm,
-        f"{'rotary' if modern else 'learned or sinusoidal'} positions": (config.positions == "rotary") != modern,
-        f"{'model.activation=swiglu' if modern else 'an ungated FFN'}": (config.activation == "swiglu") != modern,
-        f"model.bias={'true' if not modern else 'false'}": kind is not LLAMA and config.bias == modern,
-        f"model.qk_norm={kind.fixed.get('qk_norm', 'none')}": config.qk_norm != kind.fixed.get("qk_norm", "none"),
-        "model.norm_eps=1e-5": kind is OPT and config.norm_eps != 1e-5,
-        "model.kv_heads=0 and model.head_dim=0": not modern and (config.groups, config.head_dim) != (config.heads, 0),
-        "model.head_dim=0": kind is OLMO2 and config.head_dim != 0,
-        "model.embed_norm=false": config.embed_norm,
-        "model.head=linear and neither segments nor classes": config.head != "linear"
-        or bool(config.segments or config.classes or config.pooler),
-    }
-    if missing := [what for what, lacks in wrong.items() if lacks]:
-        raise UserError(f"{kind.architecture} is not this model: it needs {' and '.join(missing)}")
-    return kind
+    return KINDS[formats.choose(config).name]
 
 
 def modules(model: Transformer, kind: Kind) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
-    """Each of our modules but the positions, and those of theirs whose rows it holds, one after the other."""
+    """All but the positions."""
     yield model.target_embed.tokens, (f"{kind.body}.{kind.tokens}",)
     for number, block in enumerate(typing.cast(Any, model.decoder.blocks)):
         layer = f"{kind.body}.{kind.layers}.{number}"
@@ -95,24 +60,14 @@ def is_tied(model: Transformer) -> bool:
     return model.output is model.target_embed.tokens
 
 
-def _sizes(module: nn.Module, names: tuple[str, ...], rows: int) -> list[int]:
-    return module.sizes if isinstance(module, Linear) and len(names) > 1 else [rows]
-
-
 @torch.no_grad()
 def to_theirs(model: Transformer, kind: Kind) -> dict[str, Tensor]:
     """Their weights by name. The model stays as it is."""
     model = copy.deepcopy(model).cpu().float()
     _scale_tokens(model, model.target_embed.scale)
     if kind is OPT and isinstance(model.decoder.final, nn.Identity):
-        _as_post_ln(model)
-    theirs: dict[str, Tensor] = {}
-    for module, names in modules(model, kind):
-        for key, parameter in module.named_parameters():
-            turned = kind.transposed and isinstance(module, Linear) and parameter.ndim == 2
-            parts = parameter.split(_sizes(module, names, len(parameter)))
-            for name, part in zip(names, parts, strict=True):
-                theirs[f"{name}.{key}"] = (part.t() if turned else part).clone().contiguous()
+        as_post_ln(model, lambda embed, scale: _scale_tokens(model, scale))
+    theirs = folders.collect(modules(model, kind), kind.transposed)
     if kind.places:
         places = typing.cast(Any, model.target_embed.positions)(torch.arange(model.config.max_length))
         theirs[f"{kind.body}.{kind.places}.weight"] = torch.cat([torch.zeros(kind.first, places.shape[1]), places])
@@ -122,23 +77,11 @@ def to_theirs(model: Transformer, kind: Kind) -> dict[str, Tensor]:
 @torch.no_grad()
 def from_theirs(model: Transformer, kind: Kind, theirs: dict[str, Tensor]) -> set[str]:
     """Fill a new model with their weights; the names that were used."""
-    used: set[str] = set()
-
-    def take(name: str) -> Tensor:
-        if name not in theirs:
-            raise UserError(f"the weights have no {name}, which {kind.architecture} needs")
-        used.add(name)
-        return theirs[name]
-
-    for module, names in modules(model, kind):
-        for key, parameter in module.named_parameters():
-            turned = kind.transposed and isinstance(module, Linear) and parameter.ndim == 2
-            for name, part in zip(names, parameter.split(_sizes(module, names, len(parameter))), strict=True):
-                value = take(f"{name}.{key}")
-                folders.fill(part, value.t() if turned and value.ndim == 2 else value, f"{name}.{key}")
+    used = folders.spread(modules(model, kind), theirs, kind.architecture, kind.transposed)
     if kind.places:
         name = f"{kind.body}.{kind.places}.weight"
-        folders.fill(typing.cast(Any, model.target_embed.positions).weight, take(name)[kind.first :], name)
+        places = folders.taken(theirs, name, kind.architecture, used)[kind.first :]
+        folders.fill(typing.cast(Any, model.target_embed.positions).weight, places, name)
     return used
 
 
@@ -153,29 +96,12 @@ def _scale_tokens(model: Transformer, factor: Tensor | float) -> None:
             parameter.div_(factor)
 
 
-def _as_post_ln(model: Transformer) -> None:
-    below: Any = None
-    for block in typing.cast(Any, model.decoder.blocks):
-        for connection, sublayer in block.connections():
-            scale = skip(connection)
-            if below is None:
-                _scale_tokens(model, scale)
-                places = typing.cast(Any, model.target_embed.positions)
-                (places.weight if hasattr(places, "weight") else places.table).mul_(scale)
-            else:
-                for parameter in below.parameters():
-                    parameter.mul_(scale)
-            first = sublayer.qkv if isinstance(sublayer, SelfAttention) else sublayer.expand
-            first.weight.div_(scale)
-            below = connection.norm
-
-
 def save(trained: Trained, out: Path) -> list[str]:
     """Write a folder that AutoModelForCausalLM and AutoTokenizer open."""
     model, tokenizer = trained.model, trained.tokenizer
     kind, end = kind_of(model.config), tokenizer.end_of_text
     folders.require_empty(out)
-    save_file(to_theirs(model, kind), out / "model.safetensors", metadata={"format": "pt"})
+    folders.save_weights(to_theirs(model, kind), out)
     write_json(out / "config.json", describe(model, kind) | {"bos_token_id": end, "eos_token_id": end})
     tokenizer.bpe.save(str(out / "tokenizer.json"))
     text = tokenizer.piece(end)
@@ -225,7 +151,7 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     tokenizer = _tokenizer(folder)
     theirs = _weights(folder, kind)
     size = tokenizer.vocab_size
-    notes = _cut_vocabulary(theirs, kind, size, folder)
+    notes = folders.cut_vocabulary(theirs, f"{kind.body}.{kind.tokens}.weight", ["lm_head.weight"], size, folder)
     config = Config(
         task="causal_lm",
         model=_model(described, kind, folder),
@@ -241,15 +167,10 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     )
     model = Transformer(size, **configuration.to_dict(config.model))
     used = from_theirs(model, kind, theirs)
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer.bpe.save(str(out / "tokenizer.json"))
-    saving.save(out, checkpoint.State(), model, optim.optimizer(config.optim, model), keep=1)
-    (out / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
+    folders.make_run(out, config, model, tokenizer)
     masks = ("attn.bias", "attn.masked_bias", "inv_freq")  # of old files
-    left = sorted(name for name in theirs if name not in used and name != "lm_head.weight" and not name.endswith(masks))
-    if left:
-        notes.append(f"{len(left)} weights have no place in this model and are left out: {', '.join(left[:3])}")
-    return notes
+    left = (name for name in theirs if name not in used and name != "lm_head.weight" and not name.endswith(masks))
+    return notes + folders.left_out(left)
 
 
 def _model(described: dict[str, Any], kind: Kind, folder: Path) -> ModelConfig:
@@ -307,18 +228,6 @@ def _weights(folder: Path, kind: Kind) -> dict[str, Tensor]:
     tensors = folders.weights(folder)
     bare = not any(name.startswith(f"{first}.") for name in tensors)
     return {f"{first}.{name}" if bare and name != "lm_head.weight" else name: x.float() for name, x in tensors.items()}
-
-
-def _cut_vocabulary(theirs: dict[str, Tensor], kind: Kind, size: int, folder: Path) -> list[str]:
-    """Some models have more rows than their tokenizer has tokens: no text ever uses those."""
-    words = f"{kind.body}.{kind.tokens}.weight"
-    rows = len(theirs.get(words, ()))
-    if rows < size:
-        raise UserError(f"the tokenizer of {folder} has {size} tokens, and its model only {rows}")
-    for name in (words, "lm_head.weight"):
-        if name in theirs:
-            theirs[name] = theirs[name][:size]
-    return [f"{rows - size} rows of the vocabulary have no token and are left out"] if rows > size else []
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -1,16 +1,26 @@
-"""What a folder of Hugging Face's transformers holds: its description and its weights, as it is named there."""
+"""Folders of Hugging Face's transformers, read and written: description, weights by name, and the run made of one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
+from leadline import config as configuration
 from leadline import files
+from leadline.config import Config
+from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
+from leadline.model import Transformer
+from leadline.model.layers import Linear
+from leadline.training import checkpoint, optim, saving
+
+# Each of our modules, and those of theirs whose rows it holds, one after the other.
+Modules = Iterable[tuple[nn.Module, tuple[str, ...]]]
 
 
 def architecture(folder: Path) -> str:
@@ -58,7 +68,11 @@ def weights(folder: Path) -> dict[str, Tensor]:
         try:
             tensors |= load_file(path)
         except FileNotFoundError:
-            raise UserError(f"{path} does not exist: save the model with transformers' save_pretrained") from None
+            pickled = sorted(file.name for file in folder.glob("*.bin"))
+            why = f" and {pickled[0]} is a pickle, which can run code and is never opened" if pickled else ""
+            raise UserError(
+                f"{path} does not exist{why}: save the model with save_pretrained of transformers, as safetensors"
+            ) from None
         except SafetensorError as error:
             raise UserError(f"{path} is damaged: {error}") from None
     return tensors
@@ -87,3 +101,70 @@ def fill(parameter: Tensor, value: Tensor, name: str) -> None:
     if parameter.shape != value.shape:
         raise UserError(f"{name} is {tuple(value.shape)}, and config.json makes it {tuple(parameter.shape)}")
     parameter.copy_(value)
+
+
+def _parts(module: nn.Module, names: tuple[str, ...], parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What each of theirs has of a parameter of ours."""
+    sizes = module.sizes if isinstance(module, Linear) and len(names) > 1 else [len(parameter)]
+    return zip(names, parameter.split(sizes), strict=True)
+
+
+def collect(modules: Modules, transposed: bool = False) -> dict[str, Tensor]:
+    """Their weights by name. `transposed`: their matrices are [inputs, outputs]."""
+    return {
+        f"{name}.{key}": (part.t() if _turned(module, parameter, transposed) else part).clone().contiguous()
+        for module, names in modules
+        for key, parameter in module.named_parameters()
+        for name, part in _parts(module, names, parameter.detach())
+    }
+
+
+def spread(modules: Modules, theirs: dict[str, Tensor], title: str, transposed: bool = False) -> set[str]:
+    """Fill our modules with their weights; the names that were used."""
+    used: set[str] = set()
+    for module, names in modules:
+        for key, parameter in module.named_parameters():
+            for name, part in _parts(module, names, parameter.detach()):
+                value = taken(theirs, f"{name}.{key}", title, used)
+                turned = _turned(module, parameter, transposed) and value.ndim == 2
+                fill(part, value.t() if turned else value, f"{name}.{key}")
+    return used
+
+
+def _turned(module: nn.Module, parameter: Tensor, transposed: bool) -> bool:
+    return transposed and isinstance(module, Linear) and parameter.ndim == 2
+
+
+def taken(theirs: dict[str, Tensor], name: str, title: str, used: set[str]) -> Tensor:
+    if name not in theirs:
+        raise UserError(f"the weights have no {name}, which {title} needs")
+    used.add(name)
+    return theirs[name]
+
+
+def save_weights(theirs: dict[str, Tensor], out: Path) -> None:
+    save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut_vocabulary(theirs: dict[str, Tensor], words: str, others: Iterable[str], size: int, folder: Path) -> list[str]:
+    """Some models have more rows than their tokenizer has tokens: no text ever uses those."""
+    rows = len(theirs.get(words, ()))
+    if rows < size:
+        raise UserError(f"the tokenizer of {folder} has {size} tokens, and its model only {rows}")
+    for name in (words, *others):
+        if name in theirs:
+            theirs[name] = theirs[name][:size]
+    return [f"{rows - size} rows of the vocabulary have no token and are left out"] if rows > size else []
+
+
+def left_out(names: Iterable[str]) -> list[str]:
+    """A note on weights that were not used."""
+    left = sorted(names)
+    return [f"{len(left)} weights have no place in this model and are left out: {', '.join(left[:3])}"] if left else []
+
+
+def make_run(out: Path, config: Config, model: Transformer, tokenizer: Tokenizer) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.bpe.save(str(out / "tokenizer.json"))
+    saving.save(out, checkpoint.State(), model, optim.optimizer(config.optim, model), keep=1)
+    (out / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")

@@ -1,223 +1,45 @@
 """Folders of Hugging Face's transformers: config.json, model.safetensors and a tokenizer, without a pickle.
 
 `save` writes one that `AutoModel….from_pretrained` and `AutoTokenizer.from_pretrained` open; `load` makes a run of one,
-to train further or to export again. Neither needs transformers to be installed. Encoders are here and in bert, language
-models in decoders.
+to train further or to export again. Neither needs transformers to be installed.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from safetensors.torch import save_file
-from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as BPE
-from tokenizers import decoders as text_decoders
-from torch import Tensor
-
-from leadline import config as configuration
-from leadline.config import Config, DataConfig, ModelConfig, TrainConfig
-from leadline.data.tokenizer import BERT_SPECIAL, Tokenizer
 from leadline.errors import UserError
-from leadline.exchange import bert, decoders
+from leadline.exchange import bert, decoders, encoders, translators
+from leadline.exchange.decoder_kinds import KINDS as DECODERS
 from leadline.exchange.folder import architecture as architecture
-from leadline.exchange.folder import description as description
-from leadline.exchange.folder import read_json, require_empty, weights
-from leadline.files import write_json
-from leadline.model import Transformer
-from leadline.training import checkpoint, optim, saving
+from leadline.exchange.folder import description
 from leadline.training import run as runs
 from leadline.training.trained import Trained
-
-SPECIAL_KEYS = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token", "mask_token"), BERT_SPECIAL, strict=True))
 
 
 def save(trained: Trained, out: Path, labels: list[str] | None = None) -> list[str]:
     """Write a folder; what a user should know about it."""
-    config, tokenizer = trained.model.config, trained.tokenizer
-    if not config.encoder_layers:
-        return decoders.save(trained, out)
-    kind = bert.kind_of(config)
-    pad = tokenizer.special("[PAD]")
-    require_empty(out)
-    theirs = bert.to_theirs(trained.model, kind, pad)
-    save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
-    described = {theirs: getattr(config, ours) for theirs, (ours, _) in bert.KEYS.items()} | {
-        "architectures": [bert.architecture(config, kind)],
-        "model_type": kind.model_type,
-        "vocab_size": trained.model.vocab_size,
-        "max_position_embeddings": len(theirs[f"{kind.body}.embeddings.position_embeddings.weight"]),
-        "type_vocab_size": max(1, config.segments),
-        "tie_word_embeddings": bert.is_tied(trained.model),
-        "pad_token_id": pad,
-        "bos_token_id": tokenizer.special("[CLS]"),
-        "eos_token_id": tokenizer.special("[SEP]"),
-    }
-    if labels:
-        described |= {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
-    write_json(out / "config.json", described)
-    _save_tokenizer(tokenizer, config, out)
-    notes = []
-    if bert.has_bare_output(config):
-        notes.append(f"{bert.architecture(config, kind)} has no output matrix: it is left out")
-    if config.pooler and not config.classes and (kind is bert.PRE or config.head == "bert"):
-        notes.append(f"{bert.architecture(config, kind)} has no pooler: it is left out")
-    if config.head == "bert" and config.classes and kind is bert.PRE:
-        notes.append("RoBERTa-PreLayerNorm has no next-sentence prediction: that head is left out")
-    if tokenizer.config.text != "raw":
-        notes.append(f"the run's text passes through Moses first (data.text={tokenizer.config.text}): do so there too")
-    return notes
-
-
-def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> None:
-    """What leadline.data.tokenizer.clean does becomes its normaliser, [CLS] a [SEP] b [SEP] its template."""
-    bpe = BPE.from_str(tokenizer.bpe.to_str())
-    steps = [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-    steps += [normalizers.Lowercase()] if tokenizer.config.lowercase else []
-    bpe.normalizer = normalizers.Sequence([*steps, bpe.normalizer] if bpe.normalizer else steps)
-    second = 1 if config.segments > 1 else 0
-    bpe.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair=f"[CLS] $A [SEP] $B:{second} [SEP]:{second}",
-        special_tokens=[(name, tokenizer.special(name)) for name in ("[CLS]", "[SEP]")],
-    )
-    bpe.save(str(out / "tokenizer.json"))
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    write_json(
-        out / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": config.max_length,
-            "model_input_names": inputs if config.segments else [name for name in inputs if name != "token_type_ids"],
-            **SPECIAL_KEYS,
-        },
-    )
+    kind = trained.model.config.architecture
+    if kind == "encoder-decoder":
+        return translators.save(trained, out)
+    return decoders.save(trained, out) if kind == "decoder-only" else encoders.save(trained, out, labels)
 
 
 def load(folder: Path, out: Path) -> list[str]:
     """Make the run `out` of a folder; what was left out."""
     runs.require_new(out)
     described = description(folder)
-    if any(name == described.get("model_type") for name in decoders.KINDS):
-        return decoders.load(folder, described, out)
-    kind = next((kind for name, kind in bert.KINDS.items() if name == described.get("model_type")), None)
-    if kind is None:
-        raise UserError(
-            f"{folder}/config.json is of the type {described.get('model_type')!r}: what can be imported is "
-            f"{', '.join((*bert.KINDS, *decoders.KINDS))}"
-        )
-    theirs = _weights(folder, kind)
-    tokenizer = _tokenizer(folder)
-    size, pad = tokenizer.vocab_size, tokenizer.special("[PAD]")
-    notes = _cut_vocabulary(theirs, kind, size, folder)
-    config = Config(
-        task="masked_lm",
-        model=_model(described, theirs, kind, pad, folder),
-        data=DataConfig(
-            source=f"imported:{folder.absolute()}",
-            source_lang="en",
-            target_lang="en",
-            vocab_size=size,
-            vocabulary=str((out / "tokenizer.json").absolute()),  # of whatever data it is given
-        ),
-        train=TrainConfig(updates=1, precision="fp32"),
-    )
-    model = Transformer(size, **configuration.to_dict(config.model))
-    used = bert.from_theirs(model, kind, pad, theirs)
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer.bpe.save(str(out / "tokenizer.json"))
-    saving.save(out, checkpoint.State(), model, optim.optimizer(config.optim, model), keep=1)
-    (out / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
-    tied = () if described.get("tie_word_embeddings") is False else ("decoder.weight", "decoder.bias")
-    left = sorted(name for name in theirs if name not in used and not name.endswith(("position_ids", *tied)))
-    if left:
-        notes.append(f"{len(left)} weights have no place in this model and are left out: {', '.join(left[:3])}")
-    return notes
+    readers = dict.fromkeys(bert.KINDS, encoders) | dict.fromkeys(DECODERS, decoders)
+    readers |= dict.fromkeys(translators.KINDS, translators)
+    name = described.get("model_type")
+    if not isinstance(name, str) or name not in readers:
+        raise UserError(f"{folder}/config.json is of the type {name!r}: what can be imported is {', '.join(readers)}")
+    return readers[name].load(folder, described, out)
 
 
-def is_encoder(folder: Path) -> bool:
-    return any(name == description(folder).get("model_type") for name in bert.KINDS)
-
-
-def _cut_vocabulary(theirs: dict[str, Tensor], kind: bert.Kind, size: int, folder: Path) -> list[str]:
-    """Some models have more rows than their tokenizer has tokens: no text ever uses those."""
-    words = f"{kind.body}.embeddings.word_embeddings.weight"
-    rows = len(theirs.get(words, ()))
-    if rows < size:
-        raise UserError(f"the tokenizer of {folder} has {size} tokens, and its model only {rows}")
-    for name in (words, *(f"{kind.head}.{key}" for key in ("bias", "decoder.weight", "decoder.bias"))):
-        if name in theirs:
-            theirs[name] = theirs[name][:size]
-    return [f"{rows - size} rows of the vocabulary have no token and are left out"] if rows > size else []
-
-
-def _weights(folder: Path, kind: bert.Kind) -> dict[str, Tensor]:
-    """By the names that a model with a head has; some old files call a norm's weights gamma and beta."""
-    tensors = weights(folder)
-    bare = not any(name.startswith(f"{kind.body}.") for name in tensors)
-    old = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-    named = {}
-    for name, tensor in ((name, tensor) for name, tensor in tensors.items() if tensor.ndim):
-        for before, now in old.items():
-            name = name.removesuffix(before) + now if name.endswith(before) else name
-        named[f"{kind.body}.{name}" if bare else name] = tensor.float()
-    return named
-
-
-def _model(
-    described: dict[str, Any], theirs: dict[str, Tensor], kind: bert.Kind, pad: int, folder: Path
-) -> ModelConfig:
-    if described.get("is_decoder") or described.get("position_embedding_type", "absolute") != "absolute":
-        raise UserError(f"{folder}/config.json: only encoders with absolute positions can be imported")
-    positions = described.get("max_position_embeddings", 512)
-    if not isinstance(positions, int):
-        raise UserError(f"{folder}/config.json: max_position_embeddings must be a whole number, not {positions!r}")
-    head = f"{kind.head}.{kind.head_dense}.weight" in theirs
-    scores = theirs.get(f"{bert.classifier_name(kind, head)}.weight") if f"{kind.pooler}.weight" in theirs else None
-    values = {ours: described.get(key, usual) for key, (ours, usual) in bert.KEYS.items()} | {
-        **bert.FIXED,
-        "placement": "post_ln" if kind is bert.BERT else "pre_ln",
-        "max_length": positions - (pad + 1 if kind is bert.PRE else 0),
-        "segments": described.get("type_vocab_size", 2),
-        "embeddings": "separate" if described.get("tie_word_embeddings") is False and head else "tied",
-        "head": "bert" if head else "linear",
-        "classes": len(scores) if scores is not None else 0,
-        "pooler": kind is bert.BERT and not head and scores is None and f"{kind.pooler}.weight" in theirs,
-    }
-    return configuration.from_dict(values, ModelConfig, f"{folder}/config.json: model.")
-
-
-def _tokenizer(folder: Path) -> Tokenizer:
-    if (folder / "tokenizer.json").exists():
-        bpe = Tokenizer.load(folder / "tokenizer.json", DataConfig()).bpe
-        bpe.no_padding()
-        bpe.no_truncation()
-    elif (folder / "vocab.txt").exists():
-        bpe = _word_pieces(folder)
-    else:
-        raise UserError(f"{folder} has neither tokenizer.json nor vocab.txt")
-    if missing := [name for name in BERT_SPECIAL if bpe.token_to_id(name) is None]:
-        raise UserError(f"the tokenizer of {folder} has no {', '.join(missing)}: only BERT's can be imported")
-    return Tokenizer(bpe, DataConfig())
-
-
-def _word_pieces(folder: Path) -> BPE:
-    path = folder / "tokenizer_config.json"
-    settings = read_json(path) if path.exists() else {}
-    try:
-        bpe = BPE(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token="[UNK]"))
-    except Exception as error:  # the library has no kind of its own
-        raise UserError(f"{folder / 'vocab.txt'} is not a vocabulary: {error}") from None
-    try:
-        bpe.normalizer = normalizers.BertNormalizer(
-            lowercase=settings.get("do_lower_case", True),
-            strip_accents=settings.get("strip_accents"),
-            handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-        )
-    except TypeError as error:
-        raise UserError(f"{path} is not what transformers writes: {error}") from None
-    bpe.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    bpe.decoder = text_decoders.WordPiece()
-    bpe.add_special_tokens([name for name in BERT_SPECIAL if bpe.token_to_id(name) is not None])
-    return bpe
+def next_command(folder: Path, run: Path) -> str:
+    """What to do with the run that was made of a folder."""
+    name = description(folder).get("model_type")
+    if name in translators.KINDS:
+        return f"echo … | leadline translate {run}"
+    return f"leadline finetune {run} --task FILE" if name in bert.KINDS else f"leadline generate {run} TEXT"

@@ -162,17 +162,17 @@ def test_a_placement_is_exported_exactly_or_refused(placement: str, tokenizer: T
 @pytest.mark.parametrize(
     ("options", "needs"),
     [
-        ({"placement": "deepnorm", "norm": "rms_norm"}, "OPTForCausalLM is not this .* it needs model.norm=layer_norm"),
-        ({"placement": "deepnorm", "norm": "dyt"}, "OPTForCausalLM is not this model: it needs model.norm=layer_norm"),
-        ({"placement": "deepnorm", "positions": "rotary"}, "it needs learned or sinusoidal positions"),
-        ({"placement": "deepnorm", "activation": "swiglu"}, "it needs an ungated FFN"),
-        ({"placement": "deepnorm", "bias": False}, "it needs model.bias=true"),
-        ({"placement": "post_ln", "norm_eps": 1e-6}, "it needs model.norm_eps=1e-5"),
-        ({"activation": "gelu", "kv_heads": 2}, "GPT2LMHeadModel is not this model: it needs model.kv_heads=0"),
-        (MODERN | {"qk_norm": "width"}, "LlamaForCausalLM is not this model: it needs model.qk_norm=none"),
-        (MODERN | {"qk_norm": "head", "bias": True}, "Qwen3ForCausalLM is not this model: it needs model.bias=false"),
-        (MODERN | {"placement": "res_post_ln"}, "Olmo2ForCausalLM is not this model: it needs model.qk_norm=width"),
-        (MODERN | {"embed_norm": True}, "it needs model.embed_norm=false"),
+        ({"placement": "deepnorm", "norm": "rms_norm"}, "no format for this model: OPT needs model.norm=layer_norm$"),
+        ({"placement": "deepnorm", "norm": "dyt"}, "OPT needs model.norm=layer_norm$"),
+        ({"placement": "deepnorm", "positions": "rotary"}, "OPT needs model.positions=sinusoidal or learned$"),
+        ({"placement": "deepnorm", "activation": "swiglu"}, "OPT needs model.activation=relu or gelu or gelu_tanh$"),
+        ({"placement": "deepnorm", "bias": False}, "OPT needs model.bias=true$"),
+        ({"placement": "post_ln", "norm_eps": 1e-6}, "OPT needs model.norm_eps=1e-5$"),
+        ({"activation": "gelu", "kv_heads": 2}, "GPT-2 needs model.kv_heads=0 and .*; OPT needs model.kv_heads=0"),
+        (MODERN | {"qk_norm": "width"}, "Qwen3 needs model.qk_norm=head; Llama needs model.qk_norm=none$"),
+        (MODERN | {"qk_norm": "head", "bias": True}, "Qwen3 needs model.bias=false; Llama needs model.qk_norm=none$"),
+        (MODERN | {"placement": "res_post_ln"}, "OLMo 2 needs model.qk_norm=width$"),
+        (MODERN | {"embed_norm": True}, "Llama needs model.embed_norm=false$"),
     ],
 )  # fmt: skip
 def test_what_theirs_is_not_is_refused(options: dict, needs: str, tokenizer: Tokenizer, tmp_path: Path) -> None:

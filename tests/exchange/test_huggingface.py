@@ -306,11 +306,10 @@ def test_other_placements_say_what_can_be_exported(placement: str, tokenizer: To
     ({"norm": "rms_norm"}, "model.norm=layer_norm"),
     ({"activation": "gelu_tanh", "head": "linear"}, "model.activation=gelu or relu"),
     ({"placement": "pre_ln", "activation": "relu"}, "model.activation=gelu"),
-    ({"decoder_layers": 1, "head": "linear"}, "an encoder alone"),
     ({"head": "linear", "embeddings": "separate"}, "model.embeddings=tied or model.head=bert"),
 ])  # fmt: skip
 def test_what_bert_is_not_is_refused(changes: dict, needs: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"it needs {needs}$"):
+    with pytest.raises(UserError, match=f"transformers has no format for this model: .* needs {needs}$"):
         huggingface.save(run_of(tokenizer, **{"placement": "post_ln"} | changes), tmp_path / "out")
 
 
