@@ -34,3 +34,10 @@ def nearest(wrong: str, right: Iterable[str]) -> str:
     plain = {name.lower().replace("-", "_"): name for name in names}
     close = difflib.get_close_matches(wrong.lower().replace("-", "_"), plain, n=1, cutoff=0.5)
     return (f"did you mean {plain[close[0]]!r}? " if close else "") + f"the choices are {', '.join(names)}"
+
+
+def first_line(error: BaseException) -> str:
+    """What somebody else's error says, in a line; its kind where that alone tells nothing."""
+    said = str(error).strip().splitlines()
+    kind = type(error).__name__
+    return f"{kind}: {said[0]}" if said and len(said[0].split()) < 3 else said[0] if said else kind

@@ -6,6 +6,7 @@ import csv
 import html as html_module
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from leadline import config as configuration
+from leadline.cli.subjects import find
 from leadline.config import Config
 from leadline.diagnose import inspection as inspections
 
@@ -115,6 +117,24 @@ MAKE = """
     def own_loss():
         return Own(), torch.randn(3, 5, 16)
 
+    def imports_late():
+        import sys
+
+        sys.path.insert(0, "a folder of its own")
+        name = __name__.replace("written", "sibling")
+        __import__(name)
+
+        class Late(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = make()[0]
+
+            def forward(self, x):
+                __import__(name + "_late")
+                return self.model(x)
+
+        return Late(), *make()[1:]
+
     def wrong():
         return make()[0]
 
@@ -209,6 +229,56 @@ def test_a_hugging_face_folder(kind: str, leadline: Leadline, tmp_path: Path) ->
     assert_one_sentence(refused, "--set changes a recipe or a run", "has no config of ours")
 
 
+FACE = {
+    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+    "max_position_embeddings": 20,
+}  # fmt: skip
+HEARD = {**FACE, "conv_dim": [16] * 7, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+SPOKEN = {
+    "vocab_size": 40, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_source_positions": 30,
+    "max_target_positions": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+WHISPER = {**SPOKEN, "num_mel_bins": 16, "suppress_tokens": None, "begin_suppress_tokens": None}
+SEEN = {**FACE, "image_size": 16, "patch_size": 8}
+# A model, its config, and how many connections it has
+FACES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "WhisperForConditionalGeneration": ("WhisperConfig", WHISPER, 5),
+    "WhisperForAudioClassification": ("WhisperConfig", WHISPER, 2),
+    "Speech2TextForConditionalGeneration": (
+        "Speech2TextConfig", {**SPOKEN, "input_feat_per_channel": 16, "conv_channels": 16}, 5,
+    ),
+    "ASTForAudioClassification": ("ASTConfig", {**FACE, "max_length": 32, "num_mel_bins": 32}, 2),
+    "Wav2Vec2ForCTC": ("Wav2Vec2Config", HEARD, 3),
+    "Wav2Vec2ForSequenceClassification": ("Wav2Vec2Config", HEARD, 3),
+    "BertForSequenceClassification": ("BertConfig", FACE, 2),
+    "DistilBertForSequenceClassification": (
+        "DistilBertConfig",
+        {"vocab_size": 40, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32,
+         "problem_type": "multi_label_classification"}, 2,
+    ),
+    "BertForTokenClassification": ("BertConfig", FACE, 2),
+    "BertForQuestionAnswering": ("BertConfig", FACE, 2),
+    "BertForMultipleChoice": ("BertConfig", FACE, 2),
+    "BertForPreTraining": ("BertConfig", FACE, 2),
+    "BartForSequenceClassification": ("BartConfig", {**SPOKEN, "forced_eos_token_id": 2}, 5),
+    "RobertaForMaskedLM": ("RobertaConfig", FACE, 2),
+    "ViTForImageClassification": ("ViTConfig", SEEN, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FACES)
+def test_every_kind_of_hugging_face_model_is_given_what_it_takes(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config, options, connections = FACES[kind]
+    getattr(transformers, config)(**options, architectures=[kind]).save_pretrained(tmp_path)
+    subject = find(str(tmp_path), None, [])[0](1)
+    assert type(subject.model).__name__ == kind
+    assert math.isfinite(float(subject.backward(subject.batches[0])))
+    assert len(subject.connections) == connections
+    assert [f.name for f in subject.findings if f.severity == "fault"] == []
+
+
 @pytest.mark.parametrize(
     ("function", "rate"), [("make", 0.001), ("with_optimizer", 0.125), ("with_batches", 0.001), ("own_loss", 0.001)]
 )
@@ -220,6 +290,17 @@ def test_a_function_of_a_module_here(
     found = assert_inspected(leadline("inspect", name, "--json"), 2)
     assert sys.path == path
     assert (found["name"], found["verdict"]["rate"]) == (name, rate)
+
+
+def test_a_function_and_its_model_may_import_from_their_folder_late(
+    leadline: Leadline, module: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name, before = module(MAKE), list(sys.path)
+    for sibling in ("", "_late"):
+        (tmp_path / f"{name.replace('written', 'sibling')}{sibling}.py").write_text("", encoding="utf-8")
+    assert_inspected(leadline("inspect", f"{name}:imports_late", "--json"), 2)
+    assert sys.path == ["a folder of its own", *before]
 
 
 def test_a_function_is_judged_at_the_rate_asked_for(leadline: Leadline, module: Callable[[str], str]) -> None:

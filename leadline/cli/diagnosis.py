@@ -43,7 +43,7 @@ def inspect_command(
     from leadline.cli import subjects
     from leadline.diagnose.inspect import inspect_seeds
 
-    with counting("steps") as progress:
+    with counting("steps") as progress, subjects.importing_here():
         make, config = subjects.find(what, lr, assignments or [], progress, allow_code)
         updates = warmup if warmup is not None else config.optim.warmup if config else 0
         first = config.train.seed if config else 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from torch import nn
 from leadline import config as configuration
 from leadline import tasks
 from leadline.cli.app import config_of, override_run
+from leadline.cli.random_data import TOKENS, random_batch
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.diagnose.inspect import BATCHES, batches_of, last_gradient, optimizer_of
 from leadline.diagnose.inspection import Inspection
-from leadline.diagnose.probe import Subject
-from leadline.errors import UserError
+from leadline.diagnose.probe import Subject, in_words
+from leadline.errors import UserError, first_line
 from leadline.exchange import huggingface
 from leadline.model.init import base_of
 from leadline.training import checkpoint, optim
@@ -30,7 +32,18 @@ from leadline.training import run as runs
 from leadline.training.trained import Trained, load
 
 Make = Callable[[int], Subject]  # from a seed
-TOKENS = 512  # in a batch: enough for stable statistics, few enough for a CPU
+
+
+@contextlib.contextmanager
+def importing_here() -> Iterator[None]:
+    """Within it modules of the current folder can be imported, also late: by a function or as the model runs."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # a module may change the path for itself
+            sys.path.remove(here)
 
 
 def find(
@@ -113,7 +126,7 @@ def _hugging_face(folder: Path, lr: float, seed: int) -> Subject:
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers has many of its own
-        raise UserError(f"{path} cannot be read as a Hugging Face config: {_first(error)}") from None
+        raise UserError(f"{path} cannot be read as a Hugging Face config: {first_line(error)}") from None
     torch.manual_seed(seed)
     try:
         if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
@@ -121,50 +134,28 @@ def _hugging_face(folder: Path, lr: float, seed: int) -> Subject:
         else:
             model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         model.train()
-        batches = [_random_batch(model, config) for _ in range(BATCHES)]
+        batches = [random_batch(model) for _ in range(BATCHES)]
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     except Exception as error:
-        raise UserError(f"{path} does not say which model with a loss to build: {_first(error)}") from None
+        raise UserError(f"{path} does not say which model with a loss to build: {first_line(error)}") from None
     return Subject(model, batches, None, optimizer)
-
-
-def _random_batch(model: Any, config: Any) -> dict[str, torch.Tensor]:
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-        size = getattr(config, "image_size", 224)
-        pixels = torch.randn(4, getattr(config, "num_channels", 3), size, size)
-        return {"pixel_values": pixels, "labels": torch.randint(0, getattr(config, "num_labels", 2), (4,))}
-    text = getattr(config, "text_config", config)
-    length = min(64, getattr(text, "max_position_embeddings", None) or 64)
-    tokens = torch.randint(0, int(text.vocab_size), (TOKENS // length, length))
-    return {"input_ids": tokens, "labels": tokens.clone()}
 
 
 def _factory(what: str, lr: float, seed: int) -> Subject:
     """`module:function`, which returns (model, batch), (model, batch, loss) or (model, batch, loss, optimizer)."""
     module_name, _, name = what.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
+    with in_words(f"{what}: the module cannot be imported"):  # anything may go wrong in a user's file
         module = importlib.import_module(module_name)
-    except Exception as error:  # anything may go wrong in a user's file
-        raise UserError(f"{what}: the module cannot be imported: {_first(error)}") from error
-    finally:
-        sys.path.pop(0)
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{what}: {module_name} has no function {name!r}")
     torch.manual_seed(seed)
-    try:
+    with in_words(f"{what} failed"):
         returned = function()
-    except Exception as error:
-        raise UserError(f"{what} failed: {_first(error)}") from error
     if not isinstance(returned, tuple) or not 2 <= len(returned) <= 4 or not isinstance(returned[0], nn.Module):
         raise UserError(f"{what} must return (model, batch), (model, batch, loss) or (model, batch, loss, optimizer)")
     model, batch, loss, optimizer = (*returned, None, None)[:4]
     return Subject(model, batches_of(batch), loss, optimizer_of(model, optimizer, lr))
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def with_depths(inspected: Inspection, config: Config, progress: Progress) -> Inspection:

@@ -81,7 +81,7 @@ def advise(
         constants = _constants(layers, arch) if placement == "deepnorm" else {}
         advice.append(Advice(placement, rate, warmup, highest * gain, change * SAFE, constants, beyond))
     # Beyond the table only DeepNorm comes with a bound at any depth (DeepNet, Theorems 4.2 and 4.3), of its matrices.
-    return sorted(advice, key=lambda a: (a.placement != "deepnorm") if depth > deepest else -a.rate)
+    return sorted(advice, key=lambda a: (not a.rate, a.placement != "deepnorm" if depth > deepest else -a.rate))
 
 
 def _ends(

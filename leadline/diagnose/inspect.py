@@ -18,17 +18,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from leadline.diagnose import fitted, probe
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.probe import Loss, Subject
 from leadline.diagnose.record import Record
+from leadline.diagnose.state import random_kept, restored, sources_of
+from leadline.diagnose.trace import tensors_in
 from leadline.diagnose.verdict import STEPS, features, judge, score
 from leadline.errors import UserError
 
 BATCHES = STEPS + 1  # at most: one a step, one to look at
 REACH = 8  # doublings or halvings of the rate until the edge must have come
+FASTEST = 1e30  # rates above it are a mistake, and cannot be multiplied in float32
 
 
 def inspect(
@@ -52,7 +55,7 @@ def inspect(
     if warmup < 0:
         raise UserError(f"warmup must be 0 or more, not {warmup}")
     subject = Subject(module, batches_of(batch), loss, optimizer_of(module, optimizer, 1e-3))
-    return inspect_subject(subject, type(module).__name__, warmup=warmup)
+    return inspect_subject(subject, type(subject.model).__name__, warmup=warmup)
 
 
 def optimizer_of(module: nn.Module, given: torch.optim.Optimizer | None, rate: float) -> torch.optim.Optimizer:
@@ -69,23 +72,37 @@ def optimizer_of(module: nn.Module, given: torch.optim.Optimizer | None, rate: f
 
 
 def batches_of(batch: Any) -> list[Any]:
-    if isinstance(batch, Iterator | torch.utils.data.DataLoader):
+    """A few batches of a DataLoader or an iterator, or the one given."""
+    if not isinstance(batch, Iterator | torch.utils.data.DataLoader):
+        return [batch]
+    with random_kept(sources_of(batch)), probe.in_words("no batch could be read"):
         batches = list(itertools.islice(batch, BATCHES))
-        if not batches:
-            raise UserError("the iterator of batches is empty")
-        return batches
-    return [batch]
+    if not batches:
+        raise UserError("the iterator of batches is empty")
+    return batches
 
 
 def inspect_subject(
     subject: Subject, name: str, rate: float | None = None, warmup: int = 0, seed: int = 0
 ) -> Inspection:
-    rate = float(rate or max(group["lr"] for group in subject.optimizer.param_groups))
-    if not 0 < rate < math.inf:
-        raise UserError(f"the learning rate is {rate}: give the optimizer the rate you intend to train with")
+    """Everything is afterwards as it was, whatever is raised."""
+    with random_kept(subject.model.modules()), restored(subject.model, subject.optimizer):
+        rate = float(rate or max(float(group["lr"]) for group in subject.optimizer.param_groups))
+        if not 0 < rate <= FASTEST:
+            raise UserError(f"the learning rate is {rate}: give the optimizer the rate you intend to train with")
+        return _inspected(subject, name, rate, warmup, seed)
+
+
+def _inspected(subject: Subject, name: str, rate: float, warmup: int, seed: int) -> Inspection:
+    _require_usable(subject)
     connections = subject.connections
-    initial = probe.initial(subject, seed, most=2)
     start = probe.look(subject, subject.batches[-1])
+    if not math.isfinite(start.loss):
+        raise UserError(
+            f"the loss is {start.loss} before the first step: look for a log of 0, a division by 0, a row of attention "
+            "that is masked whole or labels that are all ignored"
+        )
+    initial = probe.initial(subject, seed, most=2)
     before = [r for r in initial if r.quantity != "diversity"] + probe.at_start(subject, start, seed)
 
     rollouts: dict[float, list[Record]] = {}
@@ -101,6 +118,28 @@ def inspect_subject(
     verdict = judge(connections, subject.findings, before, rollouts, rate, warmup, differences)
     records = [*before, *(r for at in sorted(rollouts) for r in rollouts[at])]
     return Inspection(name, connections, subject.findings, records, verdict, facts)
+
+
+def _require_usable(subject: Subject) -> None:
+    """Refuse what no rate could train, and what would be blamed on the rate."""
+    for name, p in subject.model.named_parameters():
+        if not p.detach().isfinite().all():
+            raise UserError(f"{name} holds values that are not finite: load or initialise the weights again")
+        if p.requires_grad and p.dtype == torch.float16:
+            raise UserError(
+                f"{name} is float16, in which Adam's eps is 0 and small updates are lost: inspect the model in float32 "
+                "or bfloat16, and train with autocast"
+            )
+    for number, batch in enumerate(subject.batches):
+        tensors = list(tensors_in(batch))
+        if tensors and any(not t.numel() for t in tensors):
+            raise UserError(f"batch {number} is empty: it has a tensor of shape {_empty(tensors)}")
+        if any(t.isnan().any() for t in tensors if t.is_floating_point()):
+            raise UserError(f"batch {number} holds NaN: look at how it is prepared")
+
+
+def _empty(tensors: Sequence[Tensor]) -> str:
+    return str(next(tuple(t.shape) for t in tensors if not t.numel()))
 
 
 def inspect_seeds(

@@ -21,7 +21,13 @@ def find_norms(model: nn.Module, run: Callable[[], Any]) -> dict[nn.Module, bool
         x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
         if any(callable(a) for a in (*args, *kwargs.values()) if not isinstance(a, Tensor)):
             return  # it may run a whole sublayer
-        if module in asked or x is None or not isinstance(output, Tensor) or output.shape != x.shape or not x.numel():
+        if (
+            module in asked
+            or x is None
+            or not isinstance(output, Tensor)
+            or output.shape != x.shape
+            or not (x.ndim and x.numel())
+        ):
             return
         asked.add(module)
         wide = x.detach().float()

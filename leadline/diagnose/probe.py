@@ -11,8 +11,8 @@ A look at the model is one forward pass in which every residual connection is re
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from leadline.diagnose import faults, structure, trace
 from leadline.diagnose.connection import Connection
 from leadline.diagnose.record import Record
+from leadline.diagnose.state import buffers_kept, restored, seeded
 from leadline.diagnose.stream import evaluated, token_norm
-from leadline.errors import UserError
+from leadline.errors import UserError, first_line
 
 Loss = Callable[[Any, Any], Tensor]  # of the model's output and the batch
 
@@ -44,8 +45,11 @@ class Subject:
     data: str = ""  # where the batches come from, if that is one of our sources
     start: str = ""  # the base initialisation of the weights, if it is one of ours
 
+    def __post_init__(self) -> None:
+        self.model = getattr(self.model, "_orig_mod", self.model)  # of torch.compile: the model itself
+
     def run(self, batch: Any) -> Any:
-        with _one_sentence(self.model):
+        with _eager(), in_words(f"{type(self.model).__name__} cannot be run on this batch"):
             if self.call:
                 return self.call(self.model, batch)
             if isinstance(batch, Mapping):
@@ -55,9 +59,11 @@ class Subject:
             return self.model(batch)
 
     def loss_of(self, output: Any, batch: Any) -> Tensor:
-        value: Any = output if isinstance(output, Tensor) and output.ndim == 0 else getattr(output, "loss", None)
-        if self.loss is not None:
-            value = self.loss(output, batch)
+        if self.loss is None:
+            value = own_loss(output)
+        else:
+            with _eager(), in_words("the loss function failed"):
+                value = self.loss(output, batch)
         if value is None and self.loss is None:
             raise UserError(
                 "the model gives no loss for this batch: put the labels into the batch, or pass "
@@ -68,6 +74,14 @@ class Subject:
         if torch.is_grad_enabled() and not value.requires_grad:
             raise UserError("the loss does not depend on any weight that can be trained: unfreeze some of them")
         return value
+
+    def backward(self, batch: Any, seed: int = 0) -> Tensor:
+        """The loss on a batch, behind its gradients."""
+        with seeded(seed, self.model):
+            loss = self.loss_of(self.run(batch), batch)
+            with in_words("the backward pass failed"):
+                loss.backward()
+        return loss.detach()
 
     @cached_property
     def _traced(self) -> tuple[trace.Graph, dict[nn.Module, bool]]:
@@ -135,29 +149,46 @@ def output_of(value: Any) -> Tensor | None:
 
 
 @contextlib.contextmanager
-def seeded(seed: int = 0) -> Iterator[None]:
-    """Dropout draws the same every time, and the caller's random numbers are left as they were."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
-
-
-@contextlib.contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
-    """Without dropout, whose noise would make tokens look different that are not; every module's mode is put back."""
-    with evaluated(model), seeded(), torch.no_grad():
+    """Without dropout, whose noise would make tokens look different that are not; modes and buffers are put back."""
+    with evaluated(model), seeded(0, model), buffers_kept(model), torch.no_grad():
         yield
 
 
 @contextlib.contextmanager
-def _one_sentence(model: nn.Module) -> Iterator[None]:
+def in_words(what: str) -> Iterator[None]:
+    """Whatever somebody else's code raises within becomes one sentence that begins with `what`."""
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError, torch.OutOfMemoryError):  # they have sentences of their own
         raise
-    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{type(model).__name__} cannot be run on this batch: {reason}") from error
+    except Exception as error:
+        raise UserError(f"{what}: {first_line(error)}") from error
+
+
+def _eager() -> contextlib.AbstractContextManager[Any]:
+    """What is compiled runs as it is written, or its operations could not be seen; dynamo is slow to load."""
+    loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if loaded else contextlib.nullcontext()
+
+
+def own_loss(output: Any) -> Any:
+    """The loss among what a model returns: what is called so, the first of several values or the only number."""
+    if isinstance(output, Mapping):
+        named = output.get("loss")
+    else:
+        named = None if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if named is not None:
+        return named
+    first = next(iter(output), None) if isinstance(output, tuple | list) else output
+    if _is_number(first):
+        return first
+    numbers = [t for t in trace.tensors_in(output) if _is_number(t)]
+    return numbers[0] if len(numbers) == 1 else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point()
 
 
 def diversity(x: Tensor) -> float:
@@ -184,7 +215,7 @@ def look(subject: Subject, batch: Any) -> Look:
     with quiet(subject.model):
         with subject.reading(wanted):
             result = subject.run(batch)
-        output, loss = output_of(result), float(subject.loss_of(result, batch))
+        loss, output = float(subject.loss_of(result, batch)), output_of(result)
     streams = [wanted[c.add][-1] for c in subject.connections]
     return Look(streams, streams[-1] if output is None else output.detach().float(), loss)
 
@@ -235,12 +266,11 @@ def gradients(subject: Subject, seed: int, most: int | None = None) -> list[Reco
     weights = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
     sums: dict[str, Tensor] = {}
     norms: dict[str, float] = dict.fromkeys(weights, 0.0)
-    with restored(subject):
+    with restored(subject.model, subject.optimizer):
         for batch in batches:
             for p in weights.values():
                 p.grad = None
-            with seeded():
-                subject.loss_of(subject.run(batch), batch).backward()
+            subject.backward(batch)
             for name, p in weights.items():
                 if p.grad is not None:
                     gradient = p.grad.detach().float()
@@ -260,40 +290,14 @@ def gradients(subject: Subject, seed: int, most: int | None = None) -> list[Reco
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
+    name = type(optimizer).__name__
     try:
-        optimizer.step()
-    except TypeError:  # LBFGS and its like take a closure
-        raise UserError(
-            f"{type(optimizer).__name__} cannot be stepped alone: inspect with one that can, such as Adam or SGD"
-        ) from None
-
-
-@contextlib.contextmanager
-def restored(subject: Subject) -> Iterator[None]:
-    """Whatever happens within, the model and the optimizer are afterwards as they were."""
-    model, optimizer = subject.model, subject.optimizer
-    tensors = [*model.parameters(), *model.buffers()]
-    values = [t.detach().clone() for t in tensors]
-    gradients = [(p, p.grad) for p in model.parameters()]
-    state, groups = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
-    optimizer.state.clear()  # what it held is not touched by the steps
-    if isinstance(optimizer, torch.optim.Adagrad):  # makes its state when it is made, and needs it
-        optimizer.state.update({p: copy.deepcopy(held) for p, held in state.items()})
-    for p in model.parameters():
-        p.grad = None
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for t, value in zip(tensors, values, strict=True):
-                t.copy_(value)
-        for p, gradient in gradients:
-            p.grad = gradient
-        optimizer.state.clear()
-        optimizer.state.update(state)
-        for group, old in zip(optimizer.param_groups, groups, strict=True):
-            group.clear()
-            group.update(old)
+        with in_words(f"a step of {name} failed"):
+            optimizer.step()
+    except UserError as error:
+        if isinstance(error.__cause__, TypeError):  # LBFGS and its like take a closure
+            raise UserError(f"{name} cannot be stepped alone: inspect with one that can, such as Adam or SGD") from None
+        raise
 
 
 def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Look | None = None) -> list[Record]:
@@ -309,7 +313,7 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
     connections = subject.connections
     weights = [(name, p) for name, p in subject.model.named_parameters() if p.requires_grad]
     place = {w: c for c in reversed(connections) for w in c.weights}
-    with restored(subject):
+    with restored(subject.model, subject.optimizer):
         largest = max(group["lr"] for group in optimizer.param_groups) or 1.0
         rates = [float(group["lr"]) / float(largest) * rate for group in optimizer.param_groups]
         before = start
@@ -317,9 +321,7 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
             batch = train[(step - 1) % len(train)]
             for _, p in weights:
                 p.grad = None
-            with seeded(step):
-                loss = subject.loss_of(subject.run(batch), batch)
-                loss.backward()
+            loss = float(subject.backward(batch, step))
             old = [p.detach().clone() for _, p in weights] if step == 1 else []
             for group, value in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = value
@@ -332,7 +334,7 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
             after = look(subject, shown)
             whole: dict[str, Any] = {"step": step, "seed": seed, "rate": rate}
             records += [
-                Record("loss", float(loss.detach()), **whole),
+                Record("loss", loss, **whole),
                 Record("shown_loss", after.loss, **whole),
                 Record("output_change", relative_change(after.output, start.output), **whole),
                 Record("step_change", relative_change(after.output, before.output), **whole),
@@ -342,6 +344,6 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
                 records.append(Record("hidden_change", relative_change(stream, first), **at))
                 records.append(Record("diversity", diversity(stream), **at))
             before = after
-            if not math.isfinite(float(loss.detach())):
+            if not math.isfinite(loss):
                 break
     return records

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -75,15 +75,18 @@ class Graph:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor of what models return: tensors, tuples, dictionaries, dataclasses of Hugging Face."""
+    """Every tensor of what models take and return: tensors, tuples, dictionaries, dataclasses."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for item in fields(value):
+            yield from tensors_in(getattr(value, item.name, None))
 
 
 class Recorder(TorchFunctionMode):
@@ -180,7 +183,12 @@ class Recorder(TorchFunctionMode):
     def _multiplication(self, node: Node, name: str, before: Any, streams: Any, args: Any, result: Tensor) -> None:
         if len(streams) == 2:
             (left, a), (right, b) = streams
-            if left.shape[-1:] != right.shape[-1:] and 1 in (left.shape[-1], right.shape[-1]):
+            if (
+                left.ndim
+                and right.ndim
+                and left.shape[-1] != right.shape[-1]
+                and 1 in (left.shape[-1], right.shape[-1])
+            ):
                 # x · g(x) with one g a token, g made of x without a weight: a normalisation written out
                 value, size = (a, b) if right.shape[-1] == 1 else (b, a)
                 value, centred = _behind(self.graph, value)

@@ -235,7 +235,7 @@ def _first_moved(connections: Sequence[Connection], rollout: Sequence[Record]) -
 
 
 def _evidence(judged: Judged, before: Sequence[Record], rollout: Sequence[Record]) -> list[str]:
-    connections, rate = judged.connections, judged.rate
+    rate = judged.rate
     said = []
     measured = losses(before, rollout)
     if measured and loss_rises(before, rollout):
@@ -255,13 +255,7 @@ def _evidence(judged: Judged, before: Sequence[Record], rollout: Sequence[Record
             f"‖ΔF‖: the first step changes the model's output by {_percent(changes[min(changes)])} of its norm, {last} "
             f"steps by {_percent(changes[last])}"
         )
-    gradients = {r.position: r.value for r in before if r.quantity == "grad_norm_of_mean" and r.position >= 0}
-    for stack in dict.fromkeys(c.stack for c in connections):
-        inside = [gradients[c.position] for c in connections if c.stack == stack and c.position in gradients]
-        if len(inside) > 1 and min(inside) > 0:
-            times = inside[0] / inside[-1]
-            said.append(f"gradients: that of the first sublayer of {stack} is {times:.2g} times that of its last")
-    return said[:4]
+    return said
 
 
 def _alike(tokens: Record, start: float) -> str:

@@ -109,6 +109,12 @@ def test_models_deeper_than_the_table_get_deepnorm_first() -> None:
         assert first.rate > 0
 
 
+@pytest.mark.parametrize("layers", [24, 30, 100, 1000])
+def test_what_does_not_train_is_last(layers: int) -> None:
+    trains = [a.rate > 0 for a in advise(layers, 64)]
+    assert trains == [True, True, False]
+
+
 def test_every_number_is_finite() -> None:
     for layers in (1, 2, 5, 17, 24, 60, 500):
         for dim in (2, 64, 512, 8192):

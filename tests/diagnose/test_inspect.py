@@ -21,7 +21,7 @@ import leadline
 from leadline import Inspection, UserError
 from leadline.diagnose import inspection as inspections
 from leadline.diagnose.inspect import BATCHES, REACH, inspect_seeds
-from leadline.diagnose.probe import Subject
+from leadline.diagnose.probe import Subject, output_of
 from leadline.diagnose.verdict import STEPS
 
 DIM, VOCAB = 16, 20
@@ -199,6 +199,90 @@ def test_a_model_that_returns_only_its_loss() -> None:
     """As x-transformers' AutoregressiveWrapper does."""
     torch.manual_seed(1)
     assert_whole(leadline.inspect(OwnLoss(), tokens()))
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: Tensor
+    loss: Tensor
+
+
+@dataclasses.dataclass
+class Parts:
+    logits: Tensor
+    nll: Tensor
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "dict": lambda logits, value: {"logits": logits, "loss": value},
+    "dict of another name": lambda logits, value: {"logits": logits, "nll": value},
+    "nested": lambda logits, value: {"out": (logits, {"nll": value})},
+    "tuple": lambda logits, value: (value, logits),
+    "loss last": lambda logits, value: [logits, value],
+    "loss first of several numbers": lambda logits, value: (value, logits, value.detach()),
+    "dataclass": Answer,
+    "dataclass of another name": Parts,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_among_what_the_model_returns(name: str) -> None:
+    subject = Subject(model(), [tokens()], None, torch.optim.Adam(model().parameters()))
+    logits = subject.run(tokens())
+    value = loss(logits, tokens())
+    output = LOSSES[name](logits, value)
+    assert subject.loss_of(output, tokens()) is value
+    assert output_of(output) is logits
+
+
+def test_several_numbers_none_of_which_is_called_loss() -> None:
+    made = model()
+    subject = Subject(made, [tokens()], None, torch.optim.Adam(made.parameters()))
+    value = loss(made(tokens()), tokens())
+    with pytest.raises(UserError) as error:
+        subject.loss_of({"nll": value, "penalty": value}, tokens())
+    assert_one_sentence(error, "the model gives no loss", "loss=function(output, batch)")
+
+
+def values(found: Inspection) -> list[float]:
+    return [r.value for r in found.records]
+
+
+class Scalars(Model):
+    """Numbers without dimensions among what it computes."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = x * (1 + 0 * x.std()) + 0 * x.abs().amax() * x
+        return super().forward(tokens) * x.pow(2).mean() / x.pow(2).mean()
+
+
+def test_numbers_without_dimensions() -> None:
+    torch.manual_seed(1)
+    assert_whole(leadline.inspect(Scalars(), tokens(), loss))
+
+
+def in_place(made: Model) -> Model:
+    made.compile(backend="eager")
+    return made
+
+
+def by_layer(made: Model) -> Model:
+    made.encoder.layers[0] = torch.compile(made.encoder.layers[0], backend="eager")  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [lambda made: torch.compile(made, backend="eager"), in_place, by_layer],
+    ids=["whole", "itself", "layer"],
+)
+def test_a_compiled_model_is_read_as_it_is_written(compiled: Callable[[Model], Any]) -> None:
+    made = compiled(model())
+    found = leadline.inspect(made, tokens(), loss, torch.optim.Adam(made.parameters(), lr=1e-3))
+    assert_whole(found)
+    assert found.name == "Model"
+    assert values(found) == values(leadline.inspect(model(), tokens(), loss))
 
 
 def test_shared_weights() -> None:
