@@ -26,7 +26,7 @@ Layers = dict[str, list[nn.Parameter]]
 
 
 def layers_of(model: nn.Module, sublayers: Mapping[str, Sequence[nn.Parameter]]) -> Layers:
-    """The weights that are trained, each in one layer: those of the sublayers, then matrices and vectors of the rest."""
+    """The weights that are trained, each in one layer: the sublayers, then matrices and vectors of the rest."""
     inside = {id(p) for weights in sublayers.values() for p in weights}
     rest = [p for p in model.parameters() if id(p) not in inside]
     groups = {name: list(weights) for name, weights in sublayers.items()}

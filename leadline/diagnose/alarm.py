@@ -54,7 +54,9 @@ class Seer:
 
 def numbers_of(row: Row) -> dict[str, float]:
     """What is followed of an update. A step is the change of all weights, over the rate."""
-    values = {key: float("inf") if row[key] is None else row[key] for key in ("loss", "grad_norm") if key in row}
+    values: dict[str, float] = {
+        key: float("inf") if row[key] is None else row[key] for key in ("loss", "grad_norm") if key in row
+    }
     steps, lr = layer_values(row, "update"), row.get("lr")
     if steps and lr:
         values["step"] = math.sqrt(sum(value * value for value in steps.values())) / lr

@@ -122,8 +122,8 @@ class Attached:
         if self.pulse is None:  # the model was not seen yet, or cannot be looked into
             weights = [p for p in self.looker.model.parameters() if p.requires_grad]
             self.pulse = Pulse(pulse.layers_of(self.looker.model, {}) if weights else {})
-        with_grad = [p for p in self.pulse.weights if p.grad is not None]
-        norms = dict(zip(with_grad, torch._foreach_norm([p.grad for p in with_grad]), strict=True))  # type: ignore[arg-type]
+        gradients = {p: p.grad for p in self.pulse.weights if p.grad is not None}
+        norms = dict(zip(gradients, torch._foreach_norm(list(gradients.values())), strict=True)) if gradients else {}
         self.pulse.before([norms.get(p) for p in self.pulse.weights])
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:

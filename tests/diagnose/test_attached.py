@@ -240,7 +240,7 @@ def test_a_norm_that_is_taken_out_is_no_reason_to_stop_looking(tmp_path: Path) -
         if update == 3:
             model.blocks[0].two = nn.Identity()
 
-    _, watch = train(tmp_path / "run", between=remove)
+    train(tmp_path / "run", between=remove)
     rows = history.read(tmp_path / "run").rows
     assert ["watch/norm_output/blocks.0.wide" in row for row in rows] == [True, False, False]
     assert "watch/hidden/blocks.0.wide" in rows[-1]
