@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leadline import recipes
+    from leadline import callbacks, recipes
     from leadline.api import resume, train
     from leadline.config import Config
     from leadline.diagnose.inspect import inspect
@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 
 # Imported when first used: torch takes seconds to load, and `leadline --help` needs none of it.
 _HOME = {
+    "callbacks": "leadline.callbacks",
     "recipes": "leadline.recipes",
     "Config": "leadline.config",
     "Diverged": "leadline.errors",
@@ -51,7 +52,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'leadline' has no attribute {name!r}")
     module = importlib.import_module(_HOME[name])
-    globals()[name] = value = module if name == "recipes" else getattr(module, name)
+    globals()[name] = value = module if name in ("callbacks", "recipes") else getattr(module, name)
     return value
 
 
@@ -69,6 +70,7 @@ __all__ = [
     "Transformer",
     "UserError",
     "Watch",
+    "callbacks",
     "inspect",
     "load",
     "recipes",

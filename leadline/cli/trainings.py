@@ -157,7 +157,7 @@ def train(
     tell(notes)
     store = open_store(config)  # before the bar of the training
     with TrainingView() as view:
-        on_step: list[Any] = [view, Watch(watch)] if watch else [view]
+        on_step: list[Any] = [view, Watch(every=watch)] if watch else [view]
         if resume:
             loop.resume(folder, on_step, config=config, allow_code=allow_code)
         else:

@@ -26,7 +26,7 @@ from leadline.diagnose import faults, structure, trace
 from leadline.diagnose.connection import Connection
 from leadline.diagnose.record import Record
 from leadline.diagnose.state import buffers_kept, restored, seeded
-from leadline.diagnose.stream import evaluated, token_norm
+from leadline.diagnose.stream import evaluated, token_diversity, token_norm
 from leadline.errors import UserError, first_line
 
 Loss = Callable[[Any, Any], Tensor]  # of the model's output and the batch
@@ -104,8 +104,13 @@ class Subject:
         return faults.findings(self.connections, trace.sizes(self.model), self.initial)
 
     @contextlib.contextmanager
-    def reading(self, wanted: dict[int, list[Tensor]]) -> Iterator[None]:
-        """Within it, the operands and the result of each wanted node are put into `wanted`."""
+    def reading(
+        self,
+        wanted: dict[int, list[Tensor]],
+        take: Callable[[int, list[Tensor]], list[Tensor]] = lambda at, tensors: [t.float() for t in tensors],
+    ) -> Iterator[None]:
+        """Within it, the operands and the result of each wanted node are put into `wanted`, or what `take` makes of
+        them."""
 
         # A node is found again as the n-th of its kind in its module: how much else is computed may differ by batch.
         nodes, counts = self._traced[0].nodes, Counter[tuple[str, str]]()
@@ -120,7 +125,7 @@ class Subject:
             seen[module, op] += 1
             at = places.get((module, op, seen[module, op]), -1)
             if at in wanted:
-                wanted[at] = [t.detach().float() for t in (*operands, result)]
+                wanted[at] = take(at, [t.detach() for t in (*operands, result)])
 
         with trace.recording(self.model, self._traced[1], keep) as recorder:
             yield
@@ -193,8 +198,7 @@ def _is_number(value: Any) -> bool:
 
 def diversity(x: Tensor) -> float:
     """How much of the stream differs between tokens: 1 where they have nothing in common, 0 where all are the same."""
-    rows = x.flatten(0, -2)
-    return float((rows.var(0, correction=0).mean() / rows.pow(2).mean().clamp_min(1e-30)).sqrt())
+    return float(token_diversity(x))
 
 
 def relative_change(new: Tensor, old: Tensor) -> float:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import UserError
-from leadline.model.block import Block
+from leadline.model.block import connections
 from leadline.placement import Placement
 
 Norms = dict[str, list[Tensor]]  # one a forward pass
@@ -77,11 +77,16 @@ def token_norm(x: Tensor) -> Tensor:
     return x.detach().float().flatten(0, -2).norm(dim=-1).mean()
 
 
+def token_diversity(x: Tensor) -> Tensor:
+    """How much of the stream differs between tokens: 1 where they have nothing in common, 0 where all are the same."""
+    rows = x.detach().float().flatten(0, -2)
+    return (rows.var(0, correction=0).mean() / rows.pow(2).mean().clamp_min(1e-30)).sqrt()
+
+
 def connections_of(model: nn.Module) -> dict[str, Placement]:
     """The residual connections of our model, by the name of their sublayer."""
     names = {module: name for name, module in model.named_modules()}
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
-    return {names[sublayer]: placement for block in blocks for placement, sublayer in block.connections()}
+    return {names[sublayer]: placement for placement, sublayer in connections(model)}
 
 
 @contextlib.contextmanager

@@ -1,41 +1,119 @@
-"""The probe while training goes on: per-layer gradient, update and stream norms every few updates, and an alarm.
+"""The probe while training goes on: what every layer does, every few updates, and an alarm.
 
-    leadline.train(config, on_step=[leadline.Watch(every=50)])
+    leadline.train(config, on_step=[leadline.Watch(every=50)])              our own loop
 
-The numbers go to metrics.jsonl and TensorBoard as watch/grad/…, watch/update/… and watch/hidden/…, one a sublayer. The
-alarm is on the *update*, per unit of the learning rate: it grows before the loss does, the gradient norm after.
+    watch = leadline.Watch(model, optimizer, "runs/mine", every=50)         anybody's
+    ...
+    watch.step(loss)                                                        after optimizer.step()
+
+The numbers go to metrics.jsonl and TensorBoard as watch/QUANTITY/LAYER. The alarm on the *update*, per unit of the
+learning rate, comes before the loss grows, and the gradient norm after.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict, deque
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from leadline.diagnose.stream import Norms, Reader, connections_of
+from leadline import pulse
+from leadline.diagnose.alarm import Seer
+from leadline.diagnose.attached import Attached
+from leadline.diagnose.stream import Reader, connections_of, token_diversity, token_norm
 from leadline.errors import UserError
+from leadline.model.block import connections
+from leadline.model.layers import Attention
 
 REMEMBERED = 20  # looks that "usual" is the median of
 ENOUGH = 5  # looks before the first alarm
 
+QUANTITIES = {
+    "grad": "norm of the gradient, before clipping",
+    "update": "norm of the change of the weights in one optimizer step",
+    "weight": "norm of the weights",
+    "ratio": "update over weight",
+    "hidden": "norm of the stream behind the residual connection, mean over tokens",
+    "branch": "norm of what the sublayer adds to the stream, mean over tokens",
+    "norm_input": "norm of the input of its first normalisation over √d, mean over tokens",
+    "norm_output": "the same of its output",
+    "diversity": "how much of the stream differs between tokens: 1 nothing in common, 0 all the same",
+    "logits": "the largest attention logit of a batch's first sequence",
+}
+
 
 class Watch:
-    """An on_step function that also reads the model: see leadline.training.events.Watcher."""
+    """Given a model: watches it in anybody's loop. Without: an on_step function of `leadline.train`.
 
-    def __init__(self, every: int = 50, alarm: float = 2.0) -> None:
-        if every < 1 or not alarm > 1:  # also where it is not a number
+    optimizer   what steps the model's weights; its step is hooked, and may be taken by a GradScaler
+    out         the folder to write; `leadline report` and `leadline explain` read it
+    every       updates between looks into the model; norms by layer are kept of every update
+    update      updates that were done before: a training that goes on in the same folder says so
+    alarm       times its usual size at which a layer's update is told of
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        out: str | Path | None = None,
+        *,
+        every: int = 50,
+        alarm: float = 2.0,
+        update: int = 0,
+    ) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1 or not alarm > 1:  # also where it is NaN
             raise UserError("Watch(every, alarm): every must be at least 1 and alarm above 1")
         self.every, self.alarm = every, alarm
         self.usual: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self.alarmed: set[str] = set()
-        self.groups: dict[str, list[nn.Parameter]] = {}
-        self.reader = Reader()
-        self.streams: Norms = {}
-        self.gradient_norms: list[Tensor] = []
+        self.groups: pulse.Layers = {}
+        self.reader, self.seer = Reader(), Seer()
+        self.streams: dict[str, dict[str, Tensor]] = {}
+        self.swapped: list[tuple[Attention, Any]] = []
+        self.norms: list[Tensor] = []
         self.before_step: list[Tensor] = []
+        self.attached: Attached | None = None
+        if model is not None or optimizer is not None or out is not None:
+            if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer) or out is None:
+                raise UserError(
+                    "Watch(model, optimizer, folder) watches a loop of yours and needs all three; Watch(every=50) is "
+                    "an on_step function of leadline.train"
+                )
+            self.attached = Attached(model, optimizer, Path(out), every, update)
+
+    # In anybody's loop.
+
+    def step(self, loss: Tensor | float | None = None) -> None:
+        """After optimizer.step(): the update is over. `loss` may be left out where the model's output has one."""
+        self._attached().step(loss)
+
+    def close(self) -> None:
+        """Write what is left and leave the model as it was."""
+        if self.attached:
+            self.attached.close()
+
+    def __enter__(self) -> Self:
+        self._attached()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _attached(self) -> Attached:
+        if self.attached is None:
+            raise UserError("this Watch has no model: make it with Watch(model, optimizer, folder)")
+        return self.attached
+
+    # In ours: leadline.training.events.Watcher.
 
     def __call__(self, event: Any) -> None:
         """Events say nothing it needs."""
@@ -49,31 +127,69 @@ class Watch:
         if [id(p) for group in groups.values() for p in group] != [id(p) for g in self.groups.values() for p in g]:
             self.usual.clear()  # another model
             self.alarmed.clear()
-        self.groups, self.streams = groups, self.reader.streams(model)
+            self.seer = Seer()
+        self.groups, self.streams = groups, {}
+        for (name, connection), (_, sublayer) in zip(connections_of(model).items(), connections(model), strict=True):
+            self._listen(name, connection, sublayer)
+
+    def _listen(self, name: str, connection: Any, sublayer: nn.Module) -> None:
+        note = self._note
+
+        def stream(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            note("hidden", name, token_norm(module.stream(output)))
+            note("diversity", name, token_diversity(module.stream(output)))
+
+        def branch(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            note("branch", name, token_norm(output))
+
+        def norm(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            root = math.sqrt(output.shape[-1])
+            note("norm_input", name, token_norm(args[0]) / root)
+            note("norm_output", name, token_norm(output) / root)
+
+        self.reader.after(connection, stream)
+        self.reader.after(sublayer, branch)
+        if isinstance(module := getattr(connection, "norm", None), nn.Module):
+            self.reader.after(module, norm)
+        if isinstance(sublayer, Attention) and torch.compiler.is_compiling() is False:
+            self.swapped.append((sublayer, sublayer.kernel))
+            sublayer.kernel = _measuring(sublayer.kernel, lambda value: note("logits", name, value))
+
+    def _note(self, quantity: str, name: str, value: Tensor) -> None:
+        self.streams.setdefault(quantity, {})[name] = value
 
     def seen(self) -> None:
         self.reader.close()
+        for layer, kernel in self.swapped:
+            layer.kernel = kernel
+        self.swapped.clear()
 
     def gradients(self) -> None:
         """After the backward pass."""
-        self.gradient_norms = [
-            _norm([torch.zeros_like(p) if p.grad is None else p.grad for p in group]) for group in self.groups.values()
-        ]
-        self.before_step = [p.detach().clone() for group in self.groups.values() for p in group]
+        weights = [p.detach() for group in self.groups.values() for p in group]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for g in self.groups.values() for p in g]
+        self.norms = [*self._by_group(gradients), *self._by_group(weights)]
+        self.before_step = [p.clone() for p in weights]
+
+    def _by_group(self, tensors: list[Tensor]) -> list[Tensor]:
+        each = iter(tensors)
+        return [_norm([next(each) for _ in group]) for group in self.groups.values()]
 
     def end(self, lr: float) -> tuple[dict[str, float], str]:
         """After the optimizer's step: the row to log, and an alarm or nothing."""
-        moved = iter(self.before_step)
-        updates = [_norm([p.detach() - next(moved) for p in group]) for group in self.groups.values()]
+        weights = [p.detach() for group in self.groups.values() for p in group]
+        updates = self._by_group([p - before for p, before in zip(weights, self.before_step, strict=True)])
         self.before_step = []
-        hidden = {name: norms[-1] for name, norms in self.streams.items()}
-        read = torch.stack([*self.gradient_norms, *updates, *hidden.values()]).tolist()  # one wait for the device
-        count = len(self.groups)
-        row = {f"watch/grad/{name}": value for name, value in zip(self.groups, read, strict=False)}
-        changes = dict(zip(self.groups, read[count:], strict=False))
-        row |= {f"watch/update/{name}": value for name, value in changes.items()}
-        row |= {f"watch/hidden/{name}": value for name, value in zip(hidden, read[2 * count :], strict=True)}
-        return row, self._alarm({name: value / max(lr, 1e-30) for name, value in changes.items()})
+        streams = [(f"watch/{quantity}/{n}", v) for quantity, by in self.streams.items() for n, v in by.items()]
+        keys = [f"watch/{quantity}/{name}" for quantity in ("grad", "weight", "update") for name in self.groups]
+        keys += [key for key, _ in streams]
+        read = torch.stack(
+            [*self.norms, *updates, *(value for _, value in streams)]
+        ).tolist()  # one wait for the device
+        row = dict(zip(keys, read, strict=True))
+        row |= {f"watch/ratio/{n}": row[f"watch/update/{n}"] / (row[f"watch/weight/{n}"] or 1.0) for n in self.groups}
+        changes = {name: row[f"watch/update/{name}"] / max(lr, 1e-30) for name in self.groups}
+        return row, "; ".join(filter(None, [self._alarm(changes), *self.seer.look(row)]))
 
     def _alarm(self, changes: dict[str, float]) -> str:
         excess: dict[str, float] = {}
@@ -99,12 +215,19 @@ def _norm(tensors: list[Tensor]) -> Tensor:
     return torch.stack([norm.float() for norm in torch._foreach_norm(tensors)]).norm()
 
 
-def groups_of(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """The weights of every sublayer, and the rest."""
+def _measuring(kernel: Any, note: Callable[[Tensor], None]) -> Any:
+    """The same attention; the largest logit of the first sequence is noted."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, q_pack: Any, k_pack: Any, *more: Any) -> Tensor:
+        rows, columns = int(q_pack.starts[1]), int(k_pack.starts[1])
+        logits = torch.einsum("qhd,khd->hqk", q.detach()[:rows].float(), k.detach()[:columns].float())
+        note(logits.amax() / math.sqrt(q.shape[-1]))
+        return kernel(q, k, v, q_pack, k_pack, *more)
+
+    return attend
+
+
+def groups_of(model: nn.Module) -> pulse.Layers:
+    """The weights of every sublayer of our model, and the rest."""
     modules = dict(model.named_modules())
-    groups = {name: list(modules[name].parameters()) for name in connections_of(model)}
-    inside = {id(p) for group in groups.values() for p in group}
-    rest = [p for p in model.parameters() if id(p) not in inside]
-    groups["embeddings and norms"] = rest
-    trained = {name: [p for p in group if p.requires_grad] for name, group in groups.items()}
-    return {name: group for name, group in trained.items() if group}
+    return pulse.layers_of(model, {name: list(modules[name].parameters()) for name in connections_of(model)})

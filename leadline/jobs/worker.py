@@ -44,7 +44,7 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
     job = _job(folder)
     on_step: list[Any] = [tell]
     if watch := job["watch"]:
-        on_step += [Watch(watch), Drift(watch, config.train.precision)]
+        on_step += [Watch(every=watch), Drift(watch, config.train.precision)]
         _forget(folder)  # what is compared with the beginning has to see it
     diverged = ""
     try:

@@ -104,3 +104,8 @@ class Layers(nn.Module):
     def connections(self) -> Iterator[Placement]:
         for block in self.blocks:
             yield from (joined for joined, _ in block.connections())  # type: ignore[operator]
+
+
+def connections(model: nn.Module) -> list[tuple[Placement, nn.Module]]:
+    """The residual connections of all blocks of a model, each with its sublayer."""
+    return [pair for module in model.modules() if isinstance(module, Block) for pair in module.connections()]

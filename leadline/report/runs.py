@@ -11,6 +11,7 @@ from typing import Any
 
 from leadline import evaluations, history
 from leadline.errors import UserError
+from leadline.files import read_json
 from leadline.history import History, number
 from leadline.options import flat, read_toml
 from leadline.provenance import facts_of
@@ -27,6 +28,7 @@ CURVES = [
 # In the first chart, or the same all the time.
 ELSEWHERE = {"valid_loss", "valid_nll", "valid_skipped", "valid_trigram_nll", "valid_trigram_bits_per_byte"}
 MEANS = {"bleu": "all", "bleu_to_en": "into English", "bleu_from_en": "out of English", "bleu_zero_shot": "zero-shot"}
+WATCHED = "watch.json"  # of a training that is not ours
 LAYERS_SHOWN = 12  # lines of a chart that are selected at first
 
 
@@ -109,6 +111,8 @@ def read(folders: Sequence[Path]) -> list[ReportedRun]:
 
 
 def _read(folder: Path, name: str) -> ReportedRun:
+    if (folder / WATCHED).is_file():
+        return _watched(folder, name)
     facts = facts_of(folder)
     if not (folder / "config.toml").is_file() and "seal" not in facts:
         raise UserError(f"{folder} is not a run: it has no config.toml")
@@ -117,6 +121,17 @@ def _read(folder: Path, name: str) -> ReportedRun:
     # What it was trained with, also where config.toml has been torn or changed; earlier versions have that alone.
     config = facts["config"] if "seal" in facts else read_toml(folder / "config.toml")
     return ReportedRun(name, flat(config), facts, _history(folder), list(evaluations.read(folder)))
+
+
+def _watched(folder: Path, name: str) -> ReportedRun:
+    """What leadline.Watch has written in a loop that is not ours."""
+    try:
+        facts = read_json(folder / WATCHED)
+        placements = {place["placement"] for place in facts["connections"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{folder / WATCHED} is damaged: watch again, in another folder") from None
+    config = {"task": str(facts.get("model")), "model.placement": ", ".join(sorted(map(str, placements)))}
+    return ReportedRun(name, config, facts, _history(folder))
 
 
 def _history(folder: Path) -> History:

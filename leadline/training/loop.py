@@ -17,13 +17,13 @@ from leadline.data.store import Progress, Store, prepare
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import sha256
+from leadline.metrics import Metrics, Unwritten
 from leadline.model import init
 from leadline.training import checkpoint, optim, saving
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
 from leadline.training.device import resolved, telling_of_memory
 from leadline.training.events import OnStep, Watcher
-from leadline.training.metrics import Metrics, Unwritten
 from leadline.training.prefetch import prefetched
 from leadline.training.setup import Setup, set_up
 from leadline.training.step import Result, Whole

@@ -3,7 +3,7 @@
 config.toml      reruns it: leadline train RUN/config.toml
 run.json         which code and versions, device, the config with every choice made and changed, data hashes; sealed
 tokenizer.json   so that the run can translate without its data
-metrics.jsonl    one line a measurement: see leadline.training.metrics
+metrics.jsonl    one line a measurement: see leadline.metrics
 tensorboard/     the same for TensorBoard
 checkpoints/     see leadline.training.checkpoint
 

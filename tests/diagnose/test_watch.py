@@ -68,12 +68,14 @@ def model_of(**options: Any) -> Transformer:
 def test_a_row_is_written_every_few_updates(watched: Path) -> None:
     rows = looks(watched)
     assert [row["update"] for row in rows] == [2, 4, 6, 8]
-    rest = "embeddings and norms"
-    expected = {f"watch/{kind}/{name}" for kind in ("grad", "update") for name in [*SUBLAYERS, rest]}
-    expected |= {f"watch/hidden/{name}" for name in SUBLAYERS}
+    layers = [*SUBLAYERS, "embeddings", "norms"]
+    expected = {f"watch/{kind}/{name}" for kind in ("grad", "update", "weight", "ratio") for name in layers}
+    streams = ("hidden", "branch", "diversity", "norm_input", "norm_output")
+    expected |= {f"watch/{kind}/{name}" for kind in streams for name in SUBLAYERS}
+    expected |= {f"watch/logits/{name}" for name in SUBLAYERS if not name.endswith("ffn")}
     for row in rows:
         assert set(row) == expected | {"update"}
-        assert all(value > 0 for value in row.values())
+        assert all(value > 0 for key, value in row.items() if "logits" not in key)
 
 
 def test_the_other_rows_are_as_without_it(watched: Path, config: Config, tmp_path: Path) -> None:
@@ -132,7 +134,8 @@ def test_the_values_are_what_an_independent_step_gives(config: Config) -> None:
     task.loss(other, batch, batch.count).backward()
     groups = {name: list(other.get_submodule(name).parameters()) for name in SUBLAYERS}
     inside = {id(p) for group in groups.values() for p in group}
-    groups["embeddings and norms"] = [p for p in other.parameters() if id(p) not in inside]
+    groups["embeddings"] = [p for p in other.parameters() if id(p) not in inside and p.ndim > 1]
+    groups["norms"] = [p for p in other.parameters() if id(p) not in inside and p.ndim == 1]
     before = {name: [p.detach().clone() for p in group] for name, group in groups.items()}
     for name, group in groups.items():
         assert row[f"watch/grad/{name}"] == pytest.approx(norm([p.grad for p in group]), rel=1e-4)  # type: ignore

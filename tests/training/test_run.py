@@ -13,11 +13,11 @@ import pytest
 from leadline import history
 from leadline.config import Config, load, to_dict
 from leadline.errors import UserError
+from leadline.metrics import Metrics
 from leadline.training import checkpoint
 from leadline.training import run as runs
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
-from leadline.training.metrics import Metrics
 from leadline.training.trained import load as load_trained
 
 

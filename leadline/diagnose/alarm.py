@@ -1,0 +1,87 @@
+"""What is told while a training goes on: a number that has left what is usual for it, and a model that has collapsed.
+
+`leadline explain` says afterwards what it was. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from leadline.history import Row
+from leadline.usual import Usual
+
+FAR = 6.0  # spreads above the mean at which a number is told of
+OUTSIDE = 1e-4  # share of a layer's weights changed by somebody else than the optimizer
+QUIET = 20  # updates after an alarm in which the same number is not told of again
+COLLAPSED = 0.02  # of the norm; what the tokens of a model that learns differ by is ten times that at least
+WORDS = {"loss": "the loss", "grad_norm": "the gradient norm", "step": "the size of the update"}
+
+
+class Seer:
+    """Sees the updates of one training in their order."""
+
+    def __init__(self) -> None:
+        self.usual: dict[str, Usual] = {}
+        self.told: dict[str, int] = {}
+        self.collapsed = False
+
+    def see(self, row: Row) -> list[str]:
+        """What is to be told of an update."""
+        said = []
+        for name, value in numbers_of(row).items():
+            usual = self.usual.setdefault(name, Usual())
+            times = usual.times(value) if usual.count and math.isfinite(value) else math.inf
+            if usual.add(value) > FAR and self._new(name, row["update"]):
+                said.append(f"{WORDS[name]} is {value:.4g}, {times:.1f} times its usual size")
+        outside = [(value, name) for name, value in layer_values(row, "outside").items() if value > OUTSIDE]
+        if outside and self._new("outside", row["update"]):
+            value, name = max(outside)
+            said.append(f"the weights of {name} were changed by {value:.2g} of their norm since the last step")
+        return said
+
+    def _new(self, name: str, update: int) -> bool:
+        before = self.told.get(name, -QUIET)
+        self.told[name] = update
+        return update - before >= QUIET
+
+    def look(self, values: dict[str, float]) -> list[str]:
+        """What is to be told of a look into the model."""
+        said, before = collapse(values), self.collapsed
+        self.collapsed = bool(said)
+        return [said] if said and not before else []
+
+
+def numbers_of(row: Row) -> dict[str, float]:
+    """What is followed of an update. A step is the change of all weights, over the rate."""
+    values: dict[str, float] = {
+        key: float("inf") if row[key] is None else row[key] for key in ("loss", "grad_norm") if key in row
+    }
+    steps, lr = layer_values(row, "update"), row.get("lr")
+    if steps and lr:
+        values["step"] = math.sqrt(sum(value * value for value in steps.values())) / lr
+    return values
+
+
+def layer_values(row: Row, quantity: str) -> dict[str, float]:
+    """Of one of `leadline.pulse`'s quantities, by layer; empty where it was not measured."""
+    from_pulse = row.get("pulse")
+    if not from_pulse:
+        return {}
+    values = from_pulse[ORDER.index(quantity)]
+    return {name: math.inf if v is None else v for name, v in zip(row["layers"], values, strict=True)}
+
+
+ORDER = ("grad", "update", "weight", "outside")  # leadline.pulse's
+
+
+def collapse(row: dict[str, Any]) -> str:
+    """Of a look: whether the tokens have become almost the same, and where first; "" where not."""
+    for key, value in row.items():
+        if key.startswith("watch/diversity/") and isinstance(value, float) and value < COLLAPSED:
+            where = key.removeprefix("watch/diversity/")
+            return (
+                f"the tokens behind {where} are almost identical ({value:.1%} of their norm differs): the model has "
+                f"collapsed; begin again with more warm-up, a lower rate or another placement of the norm"
+            )
+    return ""
