@@ -48,3 +48,14 @@ def lock(file: IO[Any], wait: bool) -> bool:
     except OSError as error:
         raise UserError(f"{file.name} cannot be locked: {error.strerror}; use a folder on another filesystem") from None
     return True
+
+
+def lock_is_held(path: Path) -> bool:
+    """Whether a process of this machine holds the lock of a file, which is not touched; False where that is unknown."""
+    try:
+        number = path.stat().st_ino
+        locks = Path("/proc/locks").read_text()  # "1: FLOCK  ADVISORY  WRITE 4711 08:02:131072 0 EOF"
+    except OSError:
+        return False
+    fields = [line.split() for line in locks.splitlines()]
+    return any(each[1] == "FLOCK" and each[5].rpartition(":")[2] == str(number) for each in fields if len(each) > 5)

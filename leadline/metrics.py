@@ -102,7 +102,7 @@ class Board:
         values = [
             self._summary.Value(tag=key, simple_value=value)
             for key, value in row.items()
-            if key not in ("update", "epoch") and value is not None
+            if key not in ("update", "epoch") and isinstance(value, int | float)
         ]
         self._add(step=int(row["update"]), summary=self._summary(value=values))
         self.file.flush()

@@ -100,19 +100,41 @@ def advise_command(
 @app.command("report")
 def report_command(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, and folders written by leadline inspect --out.")],
-    out: Annotated[Path, typer.Option(help="The page to write; figures as PNG and CSV go beside it.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page to write, report.html if not given; figures as PNG and CSV go beside it."),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the page to this machine and keep it up to date until Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(help="--live: where; 8765 or the next free one if not given, 0: any.", min=0, max=65535),
+    ] = None,
 ) -> None:
-    """Make one self-contained page about runs and inspections: curves, layers, verdicts, configs."""
+    """Make one self-contained page about runs and inspections, or follow trainings with --live."""
     from leadline.diagnose import inspection
     from leadline.report import inspections, page
     from leadline.report import runs as reports
 
     inspected = [folder for folder in runs if (folder / "inspection.json").exists()]
     trained = [folder for folder in runs if folder not in inspected]
+    if live:
+        if out:
+            raise UserError("--out writes a page and --live serves one: choose one of them")
+        from leadline.report.live import Followed, serve
+
+        followed = Followed(trained, [inspection.load(folder) for folder in inspected])
+        return serve(followed, 8765 if port is None else port, _tell_address)
+    if port is not None:
+        raise UserError("--port means nothing without --live")
+    out = out or Path("report.html")
     sections = reports.sections_of(trained) if trained else []
     for folder in inspected:
         sections += inspections.sections_of(inspection.load(folder))
     page.write("Report of " + ", ".join(folder.name for folder in runs), sections, out, out.with_suffix(""))
     answer.print(f"page: {out}", soft_wrap=True)
+
+
+def _tell_address(url: str) -> None:
+    answer.print(f"live at {url} (Ctrl-C ends it)", soft_wrap=True)

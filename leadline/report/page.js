@@ -125,11 +125,7 @@ function stretches(xs, ys, x, y, log) {
 class Chart {
   constructor(section, data, number) {
     Object.assign(this, { section, data, number, log: data.log, view: { x: null, y: null }, groups: new Map() });
-    for (const { group, selected } of data.series) {
-      this.groups.set(group, { on: selected || (this.groups.get(group)?.on ?? false) });
-    }
-    // What is shown at first gets the first colours, so that they differ.
-    [...this.groups.values()].sort((a, b) => b.on - a.on).forEach((group, index) => (group.index = index));
+    this.addGroups();
     const [title, caption] = section.children;
     const head = add(section, "div", { class: "head" });
     head.append(title);
@@ -137,16 +133,39 @@ class Chart {
     this.logButtons = ["x", "y"].map((which) => this.button(`log ${which}`, () => this.toggleLog(which)));
     this.resetButton = this.button("Reset zoom", () => this.reset());
     this.plot = add(section, "div", { class: "plot" });
-    const names = [...this.groups.keys()].slice(0, 10).join(", ");
-    const spoken = `${data.title}: ${data.y_label} by ${data.x_label} of ${names}. Arrow keys read the values.`;
-    this.svg = add(this.plot, "svg", { role: "img", tabindex: 0, "aria-label": spoken });
+    this.svg = add(this.plot, "svg", { role: "img", tabindex: 0 });
     this.readout = add(this.plot, "div", { class: "readout", role: "status", hidden: "" });
     if (caption) section.append(caption);
     this.note = add(section, "p", { class: "note" });
-    this.addLegend();
+    this.legend = add(section, "div", { class: "legend", role: "group", "aria-label": "shown in the chart" });
+    this.fillLegend();
     this.addData();
     this.listen();
     new ResizeObserver(() => this.draw()).observe(this.plot);
+  }
+
+  addGroups() {
+    const fresh = new Map();
+    for (const { group, selected } of this.data.series) {
+      if (!this.groups.has(group)) fresh.set(group, { on: selected || (fresh.get(group)?.on ?? false) });
+    }
+    // What is shown at first gets the first colours, so that they differ.
+    const count = this.groups.size;
+    [...fresh.values()].sort((a, b) => b.on - a.on).forEach((group, index) => (group.index = count + index));
+    for (const [name, group] of fresh) this.groups.set(name, group);
+  }
+
+  // Newer data in place of the old: the zoom, what is selected and what is being read stay.
+  update(data) {
+    if (this.dragged) return; // the next data will do
+    const at = this.current;
+    this.data = data;
+    this.addGroups();
+    this.fillLegend();
+    if (this.details.open) this.fillData();
+    else this.filled = false;
+    this.draw();
+    if (at !== undefined && this.ready && this.visible(at)) this.show(this.x.at(at));
   }
 
   button(text, action) {
@@ -167,11 +186,15 @@ class Chart {
     }
   }
 
-  addLegend() {
-    const legend = add(this.section, "div", { class: "legend", role: "group", "aria-label": "shown in the chart" });
+  fillLegend() {
+    const { legend } = this;
     // What has no value has a colour, the same in all charts, but nothing is drawn of it.
-    const drawn = (s) => s.y.some((y) => usable(y, false));
-    const names = [...this.groups.keys()].filter((name) => this.data.series.some((s) => s.group === name && drawn(s)));
+    const drawn = this.data.series.filter((s) => s.y.some((y) => usable(y, false)));
+    const names = [...this.groups.keys()].filter((name) => drawn.some((s) => s.group === name));
+    const listed = JSON.stringify(drawn.map((s) => [s.group, s.style]));
+    if (listed === this.listed) return; // a hand may be on it
+    this.listed = listed;
+    legend.replaceChildren();
     for (const [text, on] of names.length > 8 ? [["all", true], ["none", false]] : []) {
       const button = add(legend, "button", { type: "button" }, text);
       button.addEventListener("click", () => this.choose(names, on));
@@ -183,7 +206,7 @@ class Chart {
       group.box.checked = group.on;
       group.box.addEventListener("change", () => this.choose([name], group.box.checked));
       const swatch = add(entry, "svg", { width: 34, height: 12, "aria-hidden": "true" });
-      const styles = new Set(this.data.series.filter((s) => s.group === name && drawn(s)).map((s) => s.style));
+      const styles = new Set(drawn.filter((s) => s.group === name).map((s) => s.style));
       if (styles.has("line")) this.path(swatch, group, "M1 6H33", "line");
       else if (styles.has("dashes")) this.path(swatch, group, "M1 6H33", "dashes");
       if (styles.has("points")) this.path(swatch, group, `M17 6${this.mark(group)}`, "points");
@@ -193,24 +216,31 @@ class Chart {
 
   // The numbers as a table, made when it is asked for.
   addData() {
-    const details = add(this.section, "details", { class: "data" });
-    add(details, "summary", {}, "Data");
-    details.addEventListener("toggle", () => {
-      const { series, x_label } = this.data;
-      const values = [...new Set(series.flatMap((s) => s.x))].filter((x) => x !== null).sort((a, b) => a - b);
-      const every = Math.ceil(values.length / 500);
-      const at = series.map((s) => new Map(s.x.map((x, i) => [x, s.y[i]])));
-      const box = add(details, "div", { class: "box", tabindex: 0, role: "region", "aria-label": "data" });
-      const table = add(box, "table");
-      const head = add(table, "tr");
-      for (const text of [x_label, ...series.map(fullName)]) add(head, "th", {}, text);
-      for (const x of values.filter((_, i) => i % every === 0)) {
-        const row = add(table, "tr");
-        add(row, "td", { class: "number" }, exact(x));
-        for (const column of at) add(row, "td", { class: "number" }, column.has(x) ? exact(column.get(x)) : "");
-      }
-      if (every > 1) add(box, "p", { class: "note" }, `one row in ${every}`);
-    }, { once: true });
+    this.details = add(this.section, "details", { class: "data" });
+    add(this.details, "summary", {}, "Data");
+    this.box = add(this.details, "div", { class: "box", tabindex: 0, role: "region", "aria-label": "data" });
+    this.details.addEventListener("toggle", () => this.details.open && !this.filled && this.fillData());
+  }
+
+  fillData() {
+    const { box } = this;
+    const { series, x_label } = this.data;
+    const scrolled = [box.scrollLeft, box.scrollTop];
+    const values = [...new Set(series.flatMap((s) => s.x))].filter((x) => x !== null).sort((a, b) => a - b);
+    const every = Math.ceil(values.length / 500);
+    const at = series.map((s) => new Map(s.x.map((x, i) => [x, s.y[i]])));
+    box.replaceChildren();
+    const table = add(box, "table");
+    const head = add(table, "tr");
+    for (const text of [x_label, ...series.map(fullName)]) add(head, "th", {}, text);
+    for (const x of values.filter((_, i) => i % every === 0)) {
+      const row = add(table, "tr");
+      add(row, "td", { class: "number" }, exact(x));
+      for (const column of at) add(row, "td", { class: "number" }, column.has(x) ? exact(column.get(x)) : "");
+    }
+    if (every > 1) add(box, "p", { class: "note" }, `one row in ${every}`);
+    [box.scrollLeft, box.scrollTop] = scrolled;
+    this.filled = true;
   }
 
   mark(group) {
@@ -256,6 +286,9 @@ class Chart {
     this.logButtons.forEach((button, i) => button.setAttribute("aria-pressed", log["xy"[i]]));
     this.resetButton.disabled = !this.view.x && !this.view.y;
     this.tell();
+    const names = [...this.groups.keys()].slice(0, 10).join(", ");
+    const spoken = `${data.title}: ${data.y_label} by ${data.x_label} of ${names}. Arrow keys read the values.`;
+    svg.setAttribute("aria-label", spoken);
     const ranges = { x: this.range("x"), y: this.range("y") };
     this.ready = Boolean(ranges.x && ranges.y);
     if (!this.ready) {
@@ -343,7 +376,7 @@ class Chart {
 
   listen() {
     const { svg } = this;
-    let from = null;
+    this.dragged = null; // where a drag has begun
     const place = (event) => {
       const box = svg.getBoundingClientRect();
       const { left, right, top, bottom, width } = this.frame;
@@ -355,25 +388,25 @@ class Chart {
     };
     svg.addEventListener("pointerdown", (event) => {
       if (!this.ready || event.button) return;
-      from = place(event);
+      this.dragged = place(event);
       svg.setPointerCapture(event.pointerId);
-      this.show(from.x);
+      this.show(this.dragged.x);
     });
     svg.addEventListener("pointermove", (event) => {
       if (!this.ready) return;
-      if (from) this.mask(from, place(event));
+      if (this.dragged) this.mask(this.dragged, place(event));
       else this.show(place(event).x);
     });
     svg.addEventListener("pointerup", (event) => {
-      if (from && this.ready) this.zoom(from, place(event));
-      from = null;
+      if (this.dragged && this.ready) this.zoom(this.dragged, place(event));
+      this.dragged = null;
     });
     svg.addEventListener("pointercancel", () => {
-      from = null;
+      this.dragged = null;
       this.leave();
     });
     svg.addEventListener("pointerleave", (event) => {
-      if (event.pointerType === "mouse" && !from) this.leave();
+      if (event.pointerType === "mouse" && !this.dragged) this.leave();
     });
     document.addEventListener("pointerdown", (event) => {
       if (!svg.contains(event.target)) this.leave();
@@ -499,5 +532,12 @@ class Chart {
 
 const fullName = (s) => (s.name === s.group ? s.name : `${s.group} · ${s.name}`);
 
-const sections = document.querySelectorAll("section.chart");
-const charts = JSON.parse(document.getElementById("charts").textContent).map((data, i) => new Chart(sections[i], data, i));
+const charts = [];
+let made = 0;
+
+function addChart(section, data) {
+  charts.push(new Chart(section, data, made++));
+}
+
+const embedded = JSON.parse(document.getElementById("charts").textContent);
+document.querySelectorAll("section.chart").forEach((section, i) => addChart(section, embedded[i]));

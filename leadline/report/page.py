@@ -76,17 +76,19 @@ class Words:
     title: str
     paragraphs: Sequence[str]
     tone: Tone = "plain"
+    bars: Sequence[float | None] = ()  # of each paragraph: how much is done, from 0 to 1
 
 
 Section = Chart | Heat | Table | Words
 
 
-def render(title: str, sections: Sequence[Section]) -> str:
-    script, style = (_beside(name) for name in ("page.js", "page.css"))
-    charts = [_chart(section) for section in sections if isinstance(section, Chart)]
-    body = "\n".join(_section(section) for section in sections)
-    # A policy that names the script and the style by their hashes: nothing else runs, nothing is fetched.
+def render(title: str, sections: Sequence[Section], live: bool = False) -> str:
+    """The page as HTML; a live one asks the server it came from for its content, again and again."""
+    script, style = "\n".join(_beside(name) for name in ("page.js", "live.js")[: 1 + live]), _beside("page.css")
+    # A policy that names the script and the style by their hashes: nothing else runs, nothing else is fetched.
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
+    policy += "; connect-src 'self'" if live else ""
+    news = '<p id="news"></p>\n' if live else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -100,14 +102,23 @@ def render(title: str, sections: Sequence[Section]) -> str:
 <body>
 <h1>{_text(title)}</h1>
 <noscript><p class="warning">The charts on this page are drawn with JavaScript, which is switched off.</p></noscript>
-<main>
-{body}
+{news}<main>
+{body_of(sections)}
 </main>
-<script type="application/json" id="charts">{_embedded(charts)}</script>
+<script type="application/json" id="charts">{_embedded(charts_of(sections))}</script>
 <script>{script}</script>
 </body>
 </html>
 """
+
+
+def body_of(sections: Sequence[Section]) -> str:
+    return "\n".join(map(_section, sections))
+
+
+def charts_of(sections: Sequence[Section]) -> list[dict[str, Any]]:
+    """What page.js draws, in the order of the sections."""
+    return [_chart(section) for section in sections if isinstance(section, Chart)]
 
 
 def write(title: str, sections: Sequence[Section], html: Path, figures: Path | None = None) -> None:
@@ -151,7 +162,10 @@ def _text(value: object) -> str:
 def _section(section: Section) -> str:
     title = f"<h2>{_text(section.title)}</h2>"
     if isinstance(section, Words):
-        words = "".join(f"<p>{_text(paragraph)}</p>" for paragraph in section.paragraphs)
+        bars = section.bars or [None] * len(section.paragraphs)
+        words = "".join(
+            f"<p>{_text(paragraph)}{_bar(done)}</p>" for paragraph, done in zip(section.paragraphs, bars, strict=True)
+        )
         return f'<section class="words {section.tone}">{title}{words}</section>'
     if isinstance(section, Chart):
         caption = f'<p class="caption">{_text(section.caption)}</p>' if section.caption else ""
@@ -171,6 +185,10 @@ def _section(section: Section) -> str:
     if section.folded:
         return f'<section class="table"><details><summary>{title}</summary>{table}</details></section>'
     return f'<section class="table">{title}{table}</section>'
+
+
+def _bar(done: float | None) -> str:
+    return "" if done is None else f'<progress value="{done:.3f}" aria-label="{done:.0%} done"></progress>'
 
 
 def _kind(column: Sequence[object]) -> str:

@@ -30,6 +30,7 @@ ELSEWHERE = {"valid_loss", "valid_nll", "valid_skipped", "valid_trigram_nll", "v
 MEANS = {"bleu": "all", "bleu_to_en": "into English", "bleu_from_en": "out of English", "bleu_zero_shot": "zero-shot"}
 WATCHED = "watch.json"  # of a training that is not ours
 LAYERS_SHOWN = 12  # lines of a chart that are selected at first
+ALARMS_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class ReportedRun:
     facts: dict[str, Any]
     history: History
     by_direction: list[dict[str, Any]] = field(default_factory=list)  # of many languages: what evaluate has written
+    trains: bool = False  # right now, as far as is known
 
     @property
     def compares_with(self) -> tuple[str, str]:
@@ -63,26 +65,43 @@ class ReportedRun:
 
     @property
     def ended(self) -> str:
+        if self.trains:
+            return "still training"
         last = [self.history.curve(key)[1][-1:] for key in ("loss", "grad_norm", "valid_nll")]
         if [None] in last:
             return "diverged"
         row = self.history.rows[-1]
-        updates, epochs = (number(self.config.get(key)) for key in ("train.updates", "train.epochs"))
+        updates, epochs, patience = (
+            number(self.config.get(f"train.{key}")) for key in ("updates", "epochs", "patience")
+        )
         if (updates and row["update"] >= updates) or (epochs and row.get("epoch", 0) >= epochs):
             return "complete"
+        if patience and self.evaluations and self._stale >= patience:
+            return f"complete at update {row['update']}: no better in {self._stale} evaluations"
         return f"stopped at update {row['update']}"
+
+    @property
+    def _stale(self) -> int:
+        """Evaluations since the best."""
+        losses = [loss for loss, _ in self.evaluations]
+        return len(losses) - 1 - losses.index(min(losses))
 
 
 def sections_of(folders: Sequence[Path]) -> list[Section]:
     """One report of one run, or of several; those of the same task and data are compared."""
-    runs = read(folders)
+    return compared(read(folders))
+
+
+def compared(runs: list[ReportedRun]) -> list[Section]:
+    """The sections about runs that have measured something."""
     kinds: dict[tuple[str, str], list[ReportedRun]] = {}
     for run in runs:
         kinds.setdefault(run.compares_with, []).append(run)
     if len(kinds) == 1:
-        return [_summary(runs), *_compared(runs), *_stood_on(runs)]
+        return [_summary(runs), *_alarms(runs), *_compared(runs), *_stood_on(runs)]
     shown: list[Section] = [
-        Words("In short", ["These runs differ in task or data, so their losses are not compared.", *_told(runs)])
+        Words("In short", ["These runs differ in task or data, so their losses are not compared.", *_told(runs)]),
+        *_alarms(runs),
     ]
     for (task, _), members in kinds.items():
         heading = f"{task.replace('_', ' ').capitalize()}: {', '.join(run.name for run in members)}"
@@ -104,13 +123,22 @@ def _stood_on(runs: list[ReportedRun]) -> list[Section]:
 def read(folders: Sequence[Path]) -> list[ReportedRun]:
     if not folders:
         raise UserError("there is nothing to report: name one run folder or more")
+    runs = []
+    for folder, name in named(folders).items():
+        runs.append(read_one(folder, name))
+        _require_measured(folder, runs[-1])
+    return runs
+
+
+def named(folders: Sequence[Path]) -> dict[Path, str]:
+    """Each folder once, with the name that tells it from the others."""
     paths = list(dict.fromkeys(folder.expanduser().resolve() for folder in folders))
     short = [path.name for path in paths]
-    names = short if len(set(short)) == len(short) else [str(path) for path in paths]
-    return [_read(path, name) for path, name in zip(paths, names, strict=True)]
+    return dict(zip(paths, short if len(set(short)) == len(short) else map(str, paths), strict=True))
 
 
-def _read(folder: Path, name: str) -> ReportedRun:
+def read_one(folder: Path, name: str) -> ReportedRun:
+    """A run as it is now, perhaps before it has measured anything."""
     if (folder / WATCHED).is_file():
         return _watched(folder, name)
     facts = facts_of(folder)
@@ -120,7 +148,7 @@ def _read(folder: Path, name: str) -> ReportedRun:
         raise UserError(f"{folder / 'run.json'} is damaged: leadline train --resume {folder} writes it again")
     # What it was trained with, also where config.toml has been torn or changed; earlier versions have that alone.
     config = facts["config"] if "seal" in facts else read_toml(folder / "config.toml")
-    return ReportedRun(name, flat(config), facts, _history(folder), list(evaluations.read(folder)))
+    return ReportedRun(name, flat(config), facts, history.read(folder), list(evaluations.read(folder)))
 
 
 def _watched(folder: Path, name: str) -> ReportedRun:
@@ -131,16 +159,15 @@ def _watched(folder: Path, name: str) -> ReportedRun:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{folder / WATCHED} is damaged: watch again, in another folder") from None
     config = {"task": str(facts.get("model")), "model.placement": ", ".join(sorted(map(str, placements)))}
-    return ReportedRun(name, config, facts, _history(folder))
+    return ReportedRun(name, config, facts, history.read(folder))
 
 
-def _history(folder: Path) -> History:
+def _require_measured(folder: Path, run: ReportedRun) -> None:
+    if run.history.rows:
+        return
     if not (folder / "metrics.jsonl").exists():
         raise UserError(f"{folder} has no metrics.jsonl: train it first, with leadline train --resume {folder}")
-    measured = history.read(folder)
-    if not measured.rows:
-        raise UserError(f"{folder} holds no measurement yet: wait for one, or leadline train --resume {folder}")
-    return measured
+    raise UserError(f"{folder} holds no measurement yet: wait for one, or leadline train --resume {folder}")
 
 
 def _summary(runs: list[ReportedRun]) -> Words:
@@ -159,6 +186,15 @@ def _summary(runs: list[ReportedRun]) -> Words:
 def _told(runs: list[ReportedRun]) -> list[str]:
     damaged = [run for run in runs if run.history.damaged]
     return [f"{run.history.damaged} damaged lines of {run.name}'s metrics.jsonl are left out." for run in damaged]
+
+
+def _alarms(runs: list[ReportedRun]) -> list[Section]:
+    """What --watch has said, the latest first."""
+    said = [(row["update"], f"{run.name}, update {row['update']:,}: {row['alarm']}.")
+            for run in runs for row in run.history.rows if "alarm" in row]  # fmt: skip
+    shown = [text for _, text in sorted(said, key=lambda each: -each[0])]
+    more = [f"And {len(shown) - ALARMS_SHOWN} before."] if len(shown) > ALARMS_SHOWN else []
+    return [Words("Alarms of --watch", [*shown[:ALARMS_SHOWN], *more], "warning")] if shown else []
 
 
 def _loss(runs: list[ReportedRun]) -> Chart:

@@ -189,7 +189,7 @@ def _updates(
                 )
             _require_finite(setup, state, result, writer)
         for row, alarm in result.watched:
-            metrics.write({"update": state.update, **row})
+            metrics.write({"update": state.update, **row} | ({"alarm": alarm} if alarm else {}))
             if alarm:
                 setup.tell("message", state.update, message=f"update {state.update}: {alarm}")
         if logs:

@@ -366,6 +366,8 @@ def test_an_alarm_is_told_as_a_message(config: Config, tmp_path: Path, monkeypat
     train(config.set(train={"updates": 4}), tmp_path / "run", [watch, told.append])
     messages = [(event.update, event.message) for event in told if "look out" in event.message]
     assert messages == [(2, "update 2: look out"), (4, "update 4: look out")]
+    kept = [(row["update"], row["alarm"]) for row in looks(tmp_path / "run") if "alarm" in row]
+    assert kept == [(2, "look out"), (4, "look out")]
 
 
 # Mistakes

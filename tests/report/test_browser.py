@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from leadline import config as configuration
+from leadline.config import Config
+from leadline.report.live import Followed, open_server
 from leadline.report.page import Chart, Section, Series, Table, Words, write
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -346,3 +351,119 @@ def test_many_thousands_of_points_are_drawn_as_few(desktop: Any, tmp_path: Path)
     lengths = desktop.locator("[data-series] path").evaluate_all("all => all.map((p) => p.getAttribute('d').length)")
     assert len(lengths) == 4
     assert max(lengths) < 100_000
+
+
+# ── The page that follows a training ──
+
+
+class Training:
+    """A run folder that grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.rows = folder, 0
+
+    def begin(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        text = configuration.to_toml(Config().set(train={"updates": 400}))
+        (self.folder / "config.toml").write_text(text, encoding="utf-8")
+
+    def go_on(self, until: int) -> None:
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            for update in range(self.rows + 1, until + 1):
+                file.write(
+                    json.dumps({"update": update, "loss": 8 * 0.99**update, "lr": 1e-3, "seconds": update}) + "\n"
+                )
+        self.rows = until
+
+
+@pytest.fixture
+def followed(browser: Any, tmp_path: Path) -> Iterator[tuple[Any, Training, Callable[[], None]]]:
+    """(a browser's page that follows a training, the training, ends the server)."""
+    training = Training(tmp_path / "run")
+    with open_server(Followed([training.folder]), 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+
+        def end() -> None:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+        opened = browser.new_page(viewport={"width": 1280, "height": 700})
+        opened.add_init_script("const late = setTimeout; window.setTimeout = (f, ms) => late(f, Math.min(ms, 100))")
+        noise: list[str] = []
+        opened.on("console", lambda message: noise.append(message.text))
+        opened.on("pageerror", lambda error: noise.append(str(error)))
+        try:
+            opened.goto(server.url)
+            yield opened, training, end
+            assert [text for text in noise if "ERR_CONNECTION" not in text] == []
+        finally:
+            end()
+            opened.close()
+
+
+def test_a_live_page_follows_a_training(followed: tuple[Any, Training, Callable[[], None]]) -> None:
+    opened, training, end = followed
+    expect = sync_api.expect
+    now = opened.locator("section.words").first
+    expect(now).to_contain_text("run: there is no folder")
+    training.begin()
+    expect(now).to_contain_text("nothing is measured yet")
+    training.go_on(100)
+    expect(now).to_contain_text("run: training, update 100 of 400 (25%), about 5 min of training left.")
+    assert opened.locator("progress").get_attribute("value") == "0.250"
+    wait_for_drawing(opened)
+    assert hover(opened, 50).startswith("update 50 run training 4.84")
+
+    # What a reader does stays while the training goes on.
+    drag(opened, (pixel(opened, 20), 80), (pixel(opened, 60), 85))
+    zoomed = ticks(opened)[-4:]
+    opened.get_by_role("button", name="log y").nth(1).click()
+    opened.locator("details summary", has_text="Configuration").click()
+    opened.locator("details.data summary").first.click()
+    opened.evaluate("scrollTo(0, 150)")
+    assert "update 40 " in hover(opened, 40)
+    element = opened.locator(".plot > svg").first.element_handle()
+    training.go_on(200)
+    expect(now).to_contain_text("update 200 of 400")
+    assert opened.evaluate("(svg) => svg === document.querySelector('.plot > svg')", element)
+    assert "update 40\nrun" in opened.locator(".readout").first.inner_text()
+    assert ticks(opened)[-4:] == zoomed
+    assert opened.evaluate("scrollY") == 150
+    assert opened.get_by_role("button", name="log y").nth(1).get_attribute("aria-pressed") == "true"
+    assert opened.locator("details", has_text="Configuration").first.get_attribute("open") == ""
+    expect(opened.locator("details.data tr")).to_have_count(201)  # with the head
+    opened.mouse.move(5, 5)
+    opened.get_by_role("button", name="Reset zoom").first.click()
+    assert "update 200 run training 1.07" in hover(opened, 200)
+
+    # Resumed from update 150: what came later is dropped, and comes again.
+    lines = (training.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (training.folder / "metrics.jsonl").write_text("".join(lines[:150]))
+    expect(now).to_contain_text("update 150 of 400")
+    assert "update 150 " in hover(opened, 150)
+    shutil.rmtree(training.folder)
+    expect(now).to_contain_text("there is no folder")
+    assert opened.locator("section.chart").count() == 0
+    training.rows = 0
+    training.begin()
+    training.go_on(400)
+    expect(now).to_contain_text("run: complete, update 400 of 400 (100%)")
+    wait_for_drawing(opened)
+    end()
+    expect(opened.locator("#news")).to_contain_text("No answer from leadline report --live")
+    assert opened.locator("#news").get_attribute("class") == "warning"
+    assert opened.locator("[data-series]").count() > 0
+
+
+def test_a_live_page_on_a_phone(followed: tuple[Any, Training, Callable[[], None]]) -> None:
+    opened, training, _ = followed
+    training.begin()
+    training.go_on(100)
+    sync_api.expect(opened.locator("section.chart")).to_have_count(2)
+    resize(opened, 375)
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 375
+    training.go_on(120)
+    sync_api.expect(opened.locator("section.words").first).to_contain_text("update 120 of 400")
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 375
