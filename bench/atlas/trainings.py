@@ -14,6 +14,7 @@ from bench.atlas import data as tasks
 from bench.atlas.data import NOTHING, VALID, Data
 from bench.atlas.design import PROBE_SEED, PROBE_STEPS, PROBE_WARMUP, SHOWN, Cell
 from bench.atlas.models import build, collate
+from leadline.rates import diversity
 
 OTHER = 10**6  # number of the first batch that a probe looks at and no step is trained on
 LOST = 1.0  # nats above the start: nothing will come of it
@@ -103,11 +104,6 @@ def train(cell: Cell, rate: float, seed: int, text: str = "", device: str = "cpu
     }
 
 
-def diversity(hidden: Tensor) -> float:
-    rows = hidden.float().flatten(0, -2)
-    return float((rows.var(0, correction=0).mean() / rows.pow(2).mean().clamp_min(1e-30)).sqrt())
-
-
 def probe(cell: Cell, text: str = "", device: str = "cpu") -> list[Row]:
     """What a short look sees at every rate of the ladder: a row a rate, from a model drawn with another seed."""
     rows = []
@@ -116,7 +112,7 @@ def probe(cell: Cell, text: str = "", device: str = "cpu") -> list[Row]:
         shown = [subject.batch(OTHER, LOOKED_AT)]
         first, output, hidden = subject.judged(shown)
         start = [p.detach().clone() for p in subject.model.parameters()]
-        spread, losses, diversities, moved = diversity(hidden), [], [], []
+        spread, losses, diversities, moved = diversity(hidden.float()), [], [], []
         facts: Row = {"cell": cell.name, "rate": rate, "start": round(first, 4), "spread": round(spread, 4)}
         for step in range(1, PROBE_STEPS[-1] + 1):
             warmed = min(1.0, step / PROBE_WARMUP) if cell.warmup else 1.0
@@ -125,7 +121,7 @@ def probe(cell: Cell, text: str = "", device: str = "cpu") -> list[Row]:
             if step in PROBE_STEPS:
                 loss, after, hidden = subject.judged(shown)
                 losses.append(loss)
-                diversities.append(diversity(hidden))
+                diversities.append(diversity(hidden.float()))
                 moved.append(float((after - output).norm() / output.norm()))
             if step == 1:
                 facts |= updates_of(subject.model, start)

@@ -27,6 +27,7 @@ from leadline.diagnose.connection import Connection
 from leadline.diagnose.record import Record
 from leadline.diagnose.stream import evaluated, token_norm
 from leadline.errors import UserError
+from leadline.rates import diversity
 
 Loss = Callable[[Any, Any], Tensor]  # of the model's output and the batch
 
@@ -160,12 +161,6 @@ def _one_sentence(model: nn.Module) -> Iterator[None]:
         raise UserError(f"{type(model).__name__} cannot be run on this batch: {reason}") from error
 
 
-def diversity(x: Tensor) -> float:
-    """How much of the stream differs between tokens: 1 where they have nothing in common, 0 where all are the same."""
-    rows = x.flatten(0, -2)
-    return float((rows.var(0, correction=0).mean() / rows.pow(2).mean().clamp_min(1e-30)).sqrt())
-
-
 def relative_change(new: Tensor, old: Tensor) -> float:
     return float((new - old).norm() / old.norm().clamp_min(1e-30))
 
@@ -259,7 +254,7 @@ def gradients(subject: Subject, seed: int, most: int | None = None) -> list[Reco
     return records
 
 
-def _step(optimizer: torch.optim.Optimizer) -> None:
+def take_step(optimizer: torch.optim.Optimizer) -> None:
     try:
         optimizer.step()
     except TypeError:  # LBFGS and its like take a closure
@@ -323,7 +318,7 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
             old = [p.detach().clone() for _, p in weights] if step == 1 else []
             for group, value in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = value
-            _step(optimizer)
+            take_step(optimizer)
             for (name, p), was in zip(weights, old, strict=False):
                 c = place.get(name)
                 at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else ""}
