@@ -98,7 +98,7 @@ def fit(config: Config, model: Any, train: Any, collate: Any, judge: Any, told: 
     plan = more.pop("plan", ())
     rate = optim.schedule(config.optim, config.train.updates, config.train.updates)
     optimizer = optim.optimizer(config.optim, model)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: rate(done + 1) / config.optim.lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: rate(done + 1) / config.optim.known_lr)
     given = arguments(config, told.path.parent, **more)
     trainer = Judged(
         model=model, args=given, train_dataset=train, eval_dataset=train[:1], data_collator=collate,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from leadline import callbacks, recipes
     from leadline.api import resume, train
     from leadline.config import Config
+    from leadline.diagnose.choosing import choose
     from leadline.diagnose.inspect import inspect
     from leadline.diagnose.inspection import Inspection
     from leadline.diagnose.watch import Watch
@@ -33,6 +34,7 @@ _HOME = {
     "Inspection": "leadline.diagnose.inspection",
     "Watch": "leadline.diagnose.watch",
     "inspect": "leadline.diagnose.inspect",
+    "choose": "leadline.diagnose.choosing",
     "UserError": "leadline.errors",
     "Trained": "leadline.training.trained",
     "load": "leadline.training.trained",
@@ -71,6 +73,7 @@ __all__ = [
     "UserError",
     "Watch",
     "callbacks",
+    "choose",
     "inspect",
     "load",
     "recipes",

@@ -166,7 +166,8 @@ class OptimConfig:
     """The optimizer and its learning rate; each schedule is a function in leadline.training.optim."""
 
     name: Literal["adam", "adamw", "sgd", "radam"] = "adam"  # the optimizer
-    lr: float = 5e-4  # the highest learning rate of the schedule
+    # the highest learning rate of the schedule; auto: chosen before the training, by short trainings at several rates
+    lr: float | Literal["auto"] = 5e-4
     betas: tuple[float, float] = (0.9, 0.98)  # Adam's decay rates of the mean and of the squared gradient
     eps: float = 1e-9  # Adam's: added to the root of the squared gradient
     weight_decay: float = 0.0  # of matrices; decoupled in adamw and radam, added to the gradient in adam and sgd
@@ -175,7 +176,7 @@ class OptimConfig:
     clip: float = 0.0  # largest gradient norm; 0: no clipping
     # the learning rate after warm-up
     schedule: Literal["inverse_sqrt", "hold_inverse_sqrt", "linear", "constant", "step", "cosine"] = "hold_inverse_sqrt"
-    warmup: int = 1  # updates of linear rise; 0 or 1: none
+    warmup: int | Literal["auto"] = 1  # updates of linear rise; 0 or 1: none; auto: a tenth of all, at most 4,000
     hold: int = 4000  # hold_inverse_sqrt: updates at the full rate before the decay
     decay_at: tuple[int, ...] = ()  # step: multiply the rate by decay_factor at each of these
     decay_unit: Literal["epochs", "updates"] = "epochs"  # step: what decay_at counts
@@ -183,9 +184,11 @@ class OptimConfig:
     after_decay: Literal["constant", "inverse_sqrt"] = "constant"  # step: what follows the last decay
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf:
+        if self.lr != "auto" and not 0 < self.lr < math.inf:
             raise UserError(f"optim.lr must be a number above 0, not {self.lr}")
-        for name in ("warmup", "clip", "weight_decay", "momentum", "eps", "decay_factor"):
+        if self.warmup != "auto" and self.warmup < 0:
+            raise UserError(f"optim.warmup must be 0 or more, not {self.warmup}")
+        for name in ("clip", "weight_decay", "momentum", "eps", "decay_factor"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"optim.{name} must be 0 or more, not {getattr(self, name)}")
         if not all(0 <= beta < 1 for beta in self.betas):
@@ -194,6 +197,18 @@ class OptimConfig:
             raise UserError(f"optim.hold must be at least 1, not {self.hold}")
         if min(self.decay_at, default=1) < 1 or list(self.decay_at) != sorted(set(self.decay_at)):
             raise UserError(f"optim.decay_at must be numbers from 1 on, each above the one before, not {self.decay_at}")
+
+    @property
+    def known_lr(self) -> float:
+        if self.lr == "auto":
+            raise UserError("optim.lr=auto is chosen when a training begins: give a number here")
+        return self.lr
+
+    @property
+    def known_warmup(self) -> int:
+        if self.warmup == "auto":
+            raise UserError("optim.warmup=auto is chosen when a training begins: give a number here")
+        return self.warmup
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,16 @@ import dataclasses
 import json
 import math
 import tomllib
+import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from leadline.errors import UserError, nearest
 
 KINDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+UNIONS = (typing.Union, types.UnionType)  # of a kind and words, such as a number or "auto"
 LARGEST = 2**63  # whole numbers stay below: they become 64-bit integers
 
 
@@ -69,6 +72,11 @@ def from_dict(values: dict[str, Any], kind: type, where: str = "") -> Any:
 
 def _checked(value: Any, hint: Any, key: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in UNIONS:
+        kind, words = args[0], typing.get_args(args[1])
+        if isinstance(value, str) and value not in words:
+            raise UserError(f"{key} must be {KINDS[kind]} or {' or '.join(words)}, not {value!r}")
+        return value if isinstance(value, str) else _checked(value, kind, key)
     if origin is Literal:
         if value not in args:
             raise UserError(f"{key} cannot be {value!r}: {nearest(str(value), args)}")
@@ -132,6 +140,8 @@ def _parsed(text: str, hint: Any) -> Any:
         return [
             _parsed(item.strip(), typing.get_args(hint)[0]) for item in text.strip("[]()").split(",") if item.strip()
         ]
+    if typing.get_origin(hint) in UNIONS:
+        hint = typing.get_args(hint)[0]
     if hint is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     for read in (int, float) if hint is int else (float,):
@@ -142,17 +152,19 @@ def _parsed(text: str, hint: Any) -> Any:
     return text
 
 
-def to_toml(options: Any) -> str:
-    """Values are written as JSON, which TOML reads the same, but for one character."""
+def to_toml(options: Any, comments: Mapping[str, str] = types.MappingProxyType({})) -> str:
+    """Values are written as JSON, which TOML reads the same, but for one character. `comments`: of keys of sections."""
 
-    def line(key: str, value: Any) -> str:
-        return f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+    def line(key: str, value: Any, section: str = "") -> str:
+        comment = comments.get(f"{section}.{key}", "")
+        said = f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+        return f"{said}  # {comment}" if comment else said
 
     values = to_dict(options)
     lines = [line(key, value) for key, value in values.items() if not isinstance(value, dict)]
     for section, entries in values.items():
         if isinstance(entries, dict):
-            lines += ["", f"[{section}]", *(line(key, value) for key, value in entries.items())]
+            lines += ["", f"[{section}]", *(line(key, value, section) for key, value in entries.items())]
     return "\n".join(lines) + "\n"
 
 

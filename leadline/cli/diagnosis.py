@@ -45,7 +45,7 @@ def inspect_command(
 
     with counting("steps") as progress, subjects.importing_here():
         make, config = subjects.find(what, lr, assignments or [], progress, allow_code)
-        updates = warmup if warmup is not None else config.optim.warmup if config else 0
+        updates = warmup if warmup is not None else config.optim.known_warmup if config else 0
         first = config.train.seed if config else 1
         inspected = inspect_seeds(make, range(first, first + seeds), what, lr, updates if updates > 1 else 0, progress)
         if html and config:

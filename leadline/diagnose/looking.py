@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from leadline.diagnose.connection import Connection
 from leadline.diagnose.probe import Subject, quiet
-from leadline.diagnose.stream import token_diversity, token_norm
+from leadline.diagnose.stream import token_norm
 from leadline.diagnose.trace import tensors_in
 from leadline.errors import UserError
+from leadline.rates import token_diversity
 
 SAMPLES = 4  # of a batch that are looked at
 TOKENS = 256  # of the first sequence, whose attention logits are

@@ -26,8 +26,9 @@ from leadline.diagnose import faults, structure, trace
 from leadline.diagnose.connection import Connection
 from leadline.diagnose.record import Record
 from leadline.diagnose.state import buffers_kept, restored, seeded
-from leadline.diagnose.stream import evaluated, token_diversity, token_norm
+from leadline.diagnose.stream import evaluated, token_norm
 from leadline.errors import UserError, first_line
+from leadline.rates import diversity
 
 Loss = Callable[[Any, Any], Tensor]  # of the model's output and the batch
 
@@ -196,11 +197,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point()
 
 
-def diversity(x: Tensor) -> float:
-    """How much of the stream differs between tokens: 1 where they have nothing in common, 0 where all are the same."""
-    return float(token_diversity(x))
-
-
 def relative_change(new: Tensor, old: Tensor) -> float:
     return float((new - old).norm() / old.norm().clamp_min(1e-30))
 
@@ -293,7 +289,7 @@ def gradients(subject: Subject, seed: int, most: int | None = None) -> list[Reco
     return records
 
 
-def _step(optimizer: torch.optim.Optimizer) -> None:
+def take_step(optimizer: torch.optim.Optimizer) -> None:
     name = type(optimizer).__name__
     try:
         with in_words(f"a step of {name} failed"):
@@ -329,7 +325,7 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
             old = [p.detach().clone() for _, p in weights] if step == 1 else []
             for group, value in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = value
-            _step(optimizer)
+            take_step(optimizer)
             for (name, p), was in zip(weights, old, strict=False):
                 c = place.get(name)
                 at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else ""}

@@ -77,12 +77,6 @@ def token_norm(x: Tensor) -> Tensor:
     return x.detach().float().flatten(0, -2).norm(dim=-1).mean()
 
 
-def token_diversity(x: Tensor) -> Tensor:
-    """How much of the stream differs between tokens: 1 where they have nothing in common, 0 where all are the same."""
-    rows = x.detach().float().flatten(0, -2)
-    return (rows.var(0, correction=0).mean() / rows.pow(2).mean().clamp_min(1e-30)).sqrt()
-
-
 def connections_of(model: nn.Module) -> dict[str, Placement]:
     """The residual connections of our model, by the name of their sublayer."""
     names = {module: name for name, module in model.named_modules()}

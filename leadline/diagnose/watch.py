@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from leadline import pulse
 from leadline.diagnose.alarm import Seer
 from leadline.diagnose.attached import Attached
-from leadline.diagnose.stream import Reader, connections_of, token_diversity, token_norm
+from leadline.diagnose.stream import Reader, connections_of, token_norm
 from leadline.errors import UserError
 from leadline.model.block import connections
 from leadline.model.layers import Attention
+from leadline.rates import token_diversity
 
 REMEMBERED = 20  # looks that "usual" is the median of
 ENOUGH = 5  # looks before the first alarm

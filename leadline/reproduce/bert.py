@@ -37,7 +37,7 @@ def base(scale: str) -> Config:
 
 def _fig5(scale: str, base: Config) -> Variants:
     """Post-LN has a third of Pre-LN's rate and a warm-up of a tenth of the updates (the paper: of a hundredth)."""
-    updates, lr = base.train.updates, base.optim.lr
+    updates, lr = base.train.updates, base.optim.known_lr
     warmup = updates // 100 if scale == "paper" else updates // 10
     post = {"placement": "post_ln"}
     variants: Variants = {

@@ -90,8 +90,8 @@ def _outcome(job: Job, out: Path) -> Outcome:
     speeds = history.read(job.folder(out)).points("tokens_per_second")[1]
     return Outcome(
         placement=config.model.placement,
-        warmup=config.optim.warmup,
-        lr=config.optim.lr,
+        warmup=config.optim.known_warmup,
+        lr=config.optim.known_lr,
         valid_loss=result.get("valid_nll", float("inf")),
         bleu=result.get("test_bleu", 0.0),
         exact_match=result.get("test_exact_match", 0.0),

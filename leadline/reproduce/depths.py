@@ -210,8 +210,8 @@ def _fig7(scale: str, base: Config) -> Variants:
 
     configs = {
         "as usual": base,
-        "rate ×½": base.set(optim={"lr": base.optim.lr / 2}),
-        "rate ×1.5": base.set(optim={"lr": base.optim.lr * 1.5}),
+        "rate ×½": base.set(optim={"lr": base.optim.known_lr / 2}),
+        "rate ×1.5": base.set(optim={"lr": base.optim.known_lr * 1.5}),
         "batch ×2": base.set(train={"batch_tokens": 2 * base.train.batch_tokens}),
         "batch ×4": base.set(train={"batch_tokens": 4 * base.train.batch_tokens}),
         "width ×1.5": wider(1.5),

@@ -19,7 +19,7 @@ from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import sha256
 from leadline.metrics import Metrics, Unwritten
 from leadline.model import init
-from leadline.training import checkpoint, optim, saving
+from leadline.training import checkpoint, choosing, optim, saving
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
 from leadline.training.device import resolved, telling_of_memory
@@ -55,7 +55,8 @@ def resume(
     folder = Path(folder)
     before, note = runs.read_config(folder)
     runs.require_permission(before, folder, allow_code)
-    config = resolved(runs.with_vocabulary(runs.absolute(config or before), folder))
+    config = runs.keeping_chosen(before, config or before)
+    config = resolved(runs.with_vocabulary(runs.absolute(config), folder))
     runs.require_changeable(folder, runs.absolute(before), config)
     return _run(folder, config, on_step, progress, note)
 
@@ -71,6 +72,8 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
         config = replace(config, data=data)
         updates = runs.updates_of(folder)
         world.require_alike(runs.own(config, store))
+        config, reasons = choosing.chosen(folder, config, store, on_step, world, _begin, signals)
+        reasons |= runs.reasons_of(folder, config)
         setup = set_up(folder, config, store, on_step, updates, world)
         config = setup.config
         chosen = {"step": config.train.step, "precision": config.train.precision, "attention": setup.attention}
@@ -85,13 +88,13 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
             )
         watch = max((getattr(function, "every", 0) for function in on_step if isinstance(function, Watcher)), default=0)
         choices = {"device": str(setup.device), "chosen": chosen, "watch": watch}
-        choices |= {"updates_per_epoch": setup.updates_per_epoch}
+        choices |= {"updates_per_epoch": setup.updates_per_epoch, "reasons": reasons}
         if world.leads:
             for message in [note, *runs.describe(folder, config, store, choices, state.update)]:
                 if message:
                     setup.tell("message", state.update, message=message)
             state.config = sha256(folder / "config.toml")
-        _train(setup, state, signals)
+        _train(setup, state, signals, reasons)
     return folder
 
 
@@ -99,14 +102,19 @@ def _restore(setup: Setup) -> State:
     """The last whole checkpoint, or another run's weights, or the beginning."""
     latest = checkpoint.read_latest(setup.folder, lambda message: setup.tell("message", 0, message=message))
     if not latest:
-        if setup.config.train.start:
-            _start_from(setup, Path(setup.config.train.start), setup.config.train.start_checkpoint)
+        _begin(setup)
         return State()
     state, weights, moments = latest
     checkpoint.restore_model(setup.model, weights, str(setup.folder))
     setup.step.restore(moments)
     setup.step.restored()
     return state
+
+
+def _begin(setup: Setup) -> None:
+    """With another run's weights, where the config names one."""
+    if setup.config.train.start:
+        _start_from(setup, Path(setup.config.train.start), setup.config.train.start_checkpoint)
 
 
 def _start_from(setup: Setup, run: Path, which: str) -> None:
@@ -123,14 +131,15 @@ def _start_from(setup: Setup, run: Path, which: str) -> None:
     setup.step.restored()
 
 
-def _train(setup: Setup, state: State, signals: list[int]) -> None:
+def _train(setup: Setup, state: State, signals: list[int], reasons: dict[str, str]) -> None:
     config = setup.config
     weights = sum(p.numel() for p in setup.model.parameters())
     where = f"from update {state.update}" if state.update else "from the beginning"
     why = f" ({setup.not_captured})" if setup.not_captured else ""
     on = f"{setup.device} in {config.train.precision}, step {config.train.step}{why}"
     facts = f"{weights:,} weights on {on}, {setup.updates_per_epoch} updates an epoch"
-    setup.tell("start", state.update, message=f"{init.start_of(config.model)}, {facts}, {where}")
+    chosen = "".join(f"; {key} {why}" for key, why in reasons.items())
+    setup.tell("start", state.update, message=f"{init.start_of(config.model)}, {facts}, {where}{chosen}")
     for note in setup.task.notes():
         setup.tell("message", 0, message=note)
     if _is_last(state, config) or _gives_up(state, config):
@@ -266,7 +275,7 @@ def _require_finite(setup: Setup, state: State, result: Result, writer: saving.W
             kept = f"the last checkpoint is {saved[-1]}" if saved else "no checkpoint had been written yet"
             raise Diverged(
                 f"the {name} is {float(value)} at update {state.update} with {setup.config.model.placement} at "
-                f"lr {setup.config.optim.lr:g}: try a lower optim.lr, more optim.warmup or optim.clip ({kept})"
+                f"lr {setup.config.optim.known_lr:g}: try a lower optim.lr, more optim.warmup or optim.clip ({kept})"
             )
 
 

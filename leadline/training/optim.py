@@ -61,7 +61,7 @@ def step(
 
 def schedule(config: OptimConfig, total: int, updates_per_epoch: int) -> Schedule:
     """The configured function with everything but the update filled in."""
-    peak, warmup = config.lr, config.warmup
+    peak, warmup = config.known_lr, config.known_warmup
     # "at epoch 8" means: when epoch 8 begins, that is after 7 whole epochs
     unit = updates_per_epoch if config.decay_unit == "epochs" else 1
     decay_after = [(at - 1) * unit if config.decay_unit == "epochs" else at for at in config.decay_at]
@@ -94,9 +94,9 @@ def optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
 
 def optimizer_of(config: OptimConfig, decayed: list[nn.Parameter], others: list[nn.Parameter]) -> torch.optim.Optimizer:
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    adam: dict[str, Any] = {"lr": config.known_lr, "betas": config.betas, "eps": config.eps}
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+        return torch.optim.SGD(groups, lr=config.known_lr, momentum=config.momentum)
     if config.name == "radam":
         return torch.optim.RAdam(groups, **adam, decoupled_weight_decay=True)
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW

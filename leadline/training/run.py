@@ -196,6 +196,20 @@ def updates_of(folder: Path) -> int:
     return updates if isinstance(updates, int) else 0
 
 
+def reasons_of(folder: Path, config: Config) -> dict[str, str]:
+    """Why a run has the numbers that were chosen for it, by key; of those that it still has."""
+    facts = facts_of(folder)
+    reasons = facts.get("reasons", {})
+    before, now = flat(facts.get("config", {})), flat(configuration.to_dict(config))
+    return {key: why for key, why in reasons.items() if before.get(key) == now[key]}
+
+
+def keeping_chosen(before: Config, config: Config) -> Config:
+    """A run that goes on has the numbers that were chosen when it began."""
+    optim = {key: getattr(before.optim, key) for key in ("lr", "warmup") if getattr(config.optim, key) == "auto"}
+    return config.set(optim=optim) if optim else config
+
+
 def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any], update: int) -> list[str]:
     """Write what was asked and what the run stands on; a run that goes on must stand on the same data.
 
@@ -204,7 +218,7 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
     before, path = facts_of(folder), folder / "config.toml"
     _require_same_data(folder, before, store)
     asked = read_config(folder)[0] if is_run(folder) else config
-    changed, text = changes(asked, config), configuration.to_toml(config)
+    changed, text = changes(asked, config), configuration.to_toml(config, choices.get("reasons", {}))
     with contextlib.suppress(UserError):
         if configuration.load(path) == config:
             text = path.read_text(encoding="utf-8")  # as it was written, perhaps by an earlier version

@@ -1,0 +1,81 @@
+"""A rate from short trainings: which are tried and which is chosen, without a model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from leadline.errors import UserError
+from leadline.rates import COLLAPSED, HALVINGS, NEAR, Ended, budget, choice, ladder, risen, rungs, search, warmup
+
+
+def valley(best: float, width: float = 1.0, breaks: float = math.inf):  # type: ignore[no-untyped-def]
+    """A loss that is lowest at `best`, and not finite from `breaks` on."""
+
+    def trial(rate: float, updates: int) -> Ended:
+        return Ended(math.inf if rate >= breaks else 2 + width * math.log2(rate / best) ** 2)
+
+    return trial
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
+@pytest.mark.parametrize("updates", [120, 320, 3000])
+def test_the_best_rate_is_found_within_the_budget(optimizer: str, updates: int) -> None:
+    rates = ladder(optimizer)
+    best = rates[4]
+    rate, tried = search(valley(best), rates, updates)
+    assert rate == best
+    assert sum(t.updates for t in tried) <= updates
+    assert max(t.updates for t in tried) == 2**HALVINGS * min(t.updates for t in tried)
+
+
+def test_a_rate_that_breaks_or_collapses_is_never_chosen_over_one_that_does_not() -> None:
+    rates = ladder("Adam")
+    assert search(valley(rates[-1], breaks=rates[6]), rates, 320)[0] == rates[5]
+
+    def collapses(rate: float, updates: int) -> Ended:
+        return Ended(1 / rate, 1.0 if rate <= rates[3] else COLLAPSED / 2)
+
+    assert search(collapses, rates, 320)[0] == rates[3]
+
+
+def test_of_rates_that_end_alike_the_lowest_is_taken() -> None:
+    rates = ladder("Adam")
+    assert search(valley(rates[5], width=NEAR / 2), rates, 320)[0] == rates[4]
+
+
+def test_where_nothing_survives_or_the_budget_is_too_small_a_sentence_says_so() -> None:
+    with pytest.raises(UserError, match="not finite at any rate"):
+        search(valley(1, breaks=0), ladder("Adam"), 320)
+    with pytest.raises(UserError, match="are needed"):
+        search(valley(1), ladder("Adam"), 20)
+
+
+@pytest.mark.parametrize("updates", [100, 320, 1000])
+def test_a_budget_is_kept_with_what_looking_costs(updates: int) -> None:
+    rounds = rungs(11, updates)
+    assert sum(count * (steps + 2) for count, steps in rounds) <= updates
+
+
+def test_a_look_takes_its_share_of_the_training_or_a_minute() -> None:
+    assert budget(100_000, 1e12, "cpu") == 3000
+    assert budget(100_000, 1e12, "cpu", processes=4) == 750
+    assert budget(400, 1e9, "cpu") == 320
+    assert budget(400, 1e11, "cpu") == 12
+    assert budget(400, 1e12, "cuda") == 320
+
+
+def test_the_warm_up_is_a_tenth_and_is_run_through_in_a_look() -> None:
+    assert [warmup(n) for n in (5, 400, 40_000, 400_000)] == [0, 40, 4000, 4000]
+    assert [risen(step, 30, True) for step in (1, 5, 10, 30)] == [0.1, 0.5, 1.0, 1.0]
+    assert risen(1, 30, False) == risen(1, 4, True) == 1.0
+
+
+def test_the_reason_names_what_was_tried() -> None:
+    rates = ladder("Adam")
+    rate, tried = search(valley(rates[4]), rates, 320)
+    said = choice(rate, 40, 400, tried)
+    assert said.rate == rate == 1e-3
+    assert f"{said.updates} updates in all" in said.reason
+    assert "11 from 6.25e-05 to 0.064 were tried" in said.reason
