@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], help="contestants whose name holds one of these")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: for a busy machine, see docs")
     parser.add_argument("--slow", action="store_true", help="also contestants that take minutes to compile")
     parser.add_argument("--run", type=Path, help="decode: a trained run folder")
     parser.add_argument("--text", type=Path, help="decode: sentences, one a line; prepare, command: text")
@@ -76,6 +78,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         warmups=3 if device.type == "cuda" and what in ("train", "bert", "deep", "lm") else 1,
         only=tuple(arguments.only),
         slow=arguments.slow,
+        clock=time.process_time if arguments.clock == "cpu" else time.perf_counter,
     )
     peak = 0.0 if what in ("prepare", "depth", "command") else matrix_peak(setting)
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"
@@ -87,6 +90,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "libraries": {library: version for library in LIBRARIES if (version := _version(library))},
         "size": {"name": arguments.run.name, "text": str(arguments.text)} if arguments.run else vars(size),
         "precision": arguments.precision,
+        "clock": arguments.clock,
         "peak_tflops": peak / 1e12,
         "rows": [],
         "notes": [],

@@ -32,6 +32,7 @@ class Setting:
     warmups: int = 1  # passes; the first one also compiles
     only: tuple[str, ...] = ()  # contestants whose name holds one of these; (): all
     slow: bool = False  # also those that take minutes to compile
+    clock: Callable[[], float] = time.perf_counter
     keep: Callable[[list[Row]], None] = lambda rows: None  # told the rows so far: what is measured is not lost
 
 
@@ -81,7 +82,7 @@ def _take_turns(runs: dict[str, _Run], setting: Setting, peak: float | None) -> 
         _attempt(name, run, lambda run: _begin(run, setting))
     for _ in range(setting.repeats):
         for name, run in runs.items():
-            _attempt(name, run, lambda run: run.seconds.append(_timed(run, setting.device)))
+            _attempt(name, run, lambda run: run.seconds.append(_timed(run, setting)))
     if setting.device.type == "cuda":
         for run in runs.values():
             used, held = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
@@ -104,21 +105,21 @@ def _attempt(name: str, run: _Run, do: Callable[[_Run], None]) -> None:
 
 def _begin(run: _Run, setting: Setting) -> None:
     torch.manual_seed(0)
-    started = time.perf_counter()
+    started = setting.clock()
     run.work = run.make()
     for warmup in range(max(setting.warmups, 1)):
-        _timed(run, setting.device)
+        _timed(run, setting)
         if not warmup:
-            run.first = time.perf_counter() - started
+            run.first = setting.clock() - started
 
 
-def _timed(run: _Run, device: torch.device) -> float:
+def _timed(run: _Run, setting: Setting) -> float:
     assert run.work is not None
-    wait(device)
-    started = time.perf_counter()
+    wait(setting.device)
+    started = setting.clock()
     run.work.run()
-    wait(device)
-    return time.perf_counter() - started
+    wait(setting.device)
+    return setting.clock() - started
 
 
 def _row(name: str, run: _Run, peak: float | None) -> Row:
@@ -176,12 +177,12 @@ def matrix_peak(setting: Setting) -> float:
     best = float("inf")
     for repeat in range(6):
         wait(device)
-        started = time.perf_counter()
+        started = setting.clock()
         for _ in range(products):
             a @ b
         wait(device)
         if repeat:
-            best = min(best, time.perf_counter() - started)
+            best = min(best, setting.clock() - started)
     del a, b
     free(device)
     return 2 * n**3 * products / best

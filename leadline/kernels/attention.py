@@ -82,15 +82,24 @@ class _Unpad(torch.autograd.Function):
 
 
 def _unpadded(padded: Tensor, slots: Tensor, size: int) -> Tensor:
+    if len(slots) == size:
+        return padded.index_select(0, slots)
     packed = padded.new_empty(size, *padded.shape[1:])
-    packed[: len(slots)] = padded.index_select(0, slots)
+    torch.index_select(padded, 0, slots, out=packed[: len(slots)])
     packed[len(slots) :] = 0
     return packed
 
 
 def pad(packed: Tensor, pack: Pack) -> Tensor:
     """The tokens of all groups, each padded to its longest sequence, one group after the other."""
+    if _unbroken(pack, len(packed)):
+        return packed
     return _Pad.apply(packed, pack.slots, sum(g.sequences * g.length for g in pack.groups))
+
+
+def _unbroken(pack: Pack, size: int) -> bool:
+    """Whether the padded groups are the pack as it is: no padding and no filler, as in a language model's batches."""
+    return len(pack.slots) == size and all(group.full for group in pack.groups)
 
 
 # Groups differ from batch to batch: they would be compiled again and again, and torch 2.11 loses gradients in what it
@@ -105,7 +114,10 @@ def padded(q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: 
         mask = None if causal or group.full else group.valid[:, None, None, :]
         result = F.scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal=causal)
         results.append(result.transpose(1, 2).flatten(0, 1))
-    return _Unpad.apply(torch.cat(results), q_pack.slots, len(q)) if results else torch.zeros_like(q)
+    if not results:
+        return torch.zeros_like(q)
+    joined = torch.cat(results) if len(results) > 1 else results[0]
+    return joined if _unbroken(q_pack, len(q)) else _Unpad.apply(joined, q_pack.slots, len(q))
 
 
 def _grouped(x: Tensor, pack: Pack) -> list[Tensor]:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+ROWS = 128
+
 
 def reference(logits_TV: Tensor, labels_T: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
     """(smoothed sum, plain sum) over the positions whose label is not `ignore`, in float32."""
@@ -25,11 +27,18 @@ def reference(logits_TV: Tensor, labels_T: Tensor, smoothing: float, ignore: int
     return (1 - smoothing) * plain + smoothing * uniform, plain.detach()
 
 
+def _log_mass(logits_TV: Tensor) -> Tensor:
+    """log Σ_v exp(logit). On a CPU some rows at a time, whose exponentials stay in its cache."""
+    if logits_TV.device.type != "cpu" or len(logits_TV) <= ROWS:
+        return logits_TV.logsumexp(-1)
+    return torch.cat([some.logsumexp(-1) for some in logits_TV.split(ROWS)])
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_TV: Tensor, labels_T: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
         logits_TV = logits_TV.float()
-        log_mass_T = logits_TV.logsumexp(-1)
+        log_mass_T = _log_mass(logits_TV)
         counts_T = labels_T != ignore
         labels_T = labels_T.where(counts_T, 0)
         plain_T = log_mass_T - logits_TV.gather(1, labels_T[:, None])[:, 0]
