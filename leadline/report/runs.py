@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline import evaluations, history
-from leadline.errors import UserError
+from leadline.errors import UserError, not_a_run
 from leadline.history import History, number
 from leadline.options import flat, read_toml
 from leadline.provenance import facts_of
@@ -111,7 +111,7 @@ def read(folders: Sequence[Path]) -> list[ReportedRun]:
 def _read(folder: Path, name: str) -> ReportedRun:
     facts = facts_of(folder)
     if not (folder / "config.toml").is_file() and "seal" not in facts:
-        raise UserError(f"{folder} is not a run: it has no config.toml")
+        raise not_a_run(folder)
     if (folder / "run.json").exists() and not facts:
         raise UserError(f"{folder / 'run.json'} is damaged: leadline train --resume {folder} writes it again")
     # What it was trained with, also where config.toml has been torn or changed; earlier versions have that alone.
