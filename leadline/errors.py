@@ -28,6 +28,15 @@ class Interrupted(Exception):
         return f"{name} after update {self.update}: saved; go on with leadline train --resume {self.folder}"
 
 
+def not_a_run(folder: Path) -> UserError:
+    """For what was named as the folder of a run and is none."""
+    if not folder.exists():
+        return UserError(f"{folder} does not exist: give the folder of a run")
+    if folder.is_file():
+        return UserError(f"{folder} is a file: give the folder of the run")
+    return UserError(f"{folder} is not a run: it has no config.toml")
+
+
 def nearest(wrong: str, right: Iterable[str]) -> str:
     """A hint for a name that does not exist: the closest right one, then all of them."""
     names = list(right)

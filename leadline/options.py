@@ -112,13 +112,20 @@ def assigned(values: dict[str, Any], assignments: list[str], kind: type) -> dict
             hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
             if name not in hints:
                 choices = keys(kind) if i == 0 or not hints else [".".join([*names[:i], k]) for k in hints]
-                raise UserError(f"there is no key {path!r}: {nearest(path, choices)}")
+                raise UserError(f"there is no key {path!r}: {_meant(names[-1], kind) or nearest(path, choices)}")
             hint = hints[name]
         change = _parsed(text.strip(), hint)
         for name in reversed(names):
             change = {name: change}
         values = merge(values, change)
     return values
+
+
+def _meant(word: str, kind: type) -> str:
+    """Our key of that last name, whatever its section, or what other tools call so."""
+    plain = word.lower().replace("_", "-")
+    named = [k for k in keys(kind) if k == ELSEWHERE.get(plain) or k.split(".")[-1].replace("_", "-") == plain]
+    return f"did you mean {' or '.join(map(repr, named))}?" if named else ""
 
 
 def keys(kind: type, where: str = "") -> list[str]:
@@ -177,3 +184,46 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a TOML file that can be read: it is nested too deeply") from None
     except ValueError as error:  # TOML's own errors are such, and those of encodings and of huge numbers
         raise UserError(f"{path} is not a TOML file: {error}") from None
+
+
+ELSEWHERE = {  # what fairseq, transformers, JoeyNMT, OpenNMT and Marian call our keys
+    "learning-rate": "optim.lr",
+    "batch-size": "train.batch_tokens",
+    "bs": "train.batch_tokens",
+    "max-tokens": "train.batch_tokens",
+    "per-device-train-batch-size": "train.batch_tokens",
+    "max-epoch": "train.epochs",
+    "max-epochs": "train.epochs",
+    "num-epochs": "train.epochs",
+    "num-train-epochs": "train.epochs",
+    "steps": "train.updates",
+    "max-steps": "train.updates",
+    "max-update": "train.updates",
+    "train-steps": "train.updates",
+    "gradient-accumulation-steps": "train.accumulate",
+    "update-freq": "train.accumulate",
+    "fp16": "train.precision",
+    "bf16": "train.precision",
+    "gpu": "train.device",
+    "early-stopping": "train.patience",
+    "eval-steps": "train.eval_every",
+    "save-steps": "train.save_every",
+    "logging-steps": "train.log_every",
+    "warmup-steps": "optim.warmup",
+    "warmup-updates": "optim.warmup",
+    "optimizer": "optim.name",
+    "lr-scheduler": "optim.schedule",
+    "lr-scheduler-type": "optim.schedule",
+    "max-grad-norm": "optim.clip",
+    "clip-norm": "optim.clip",
+    "layers": "model.encoder_layers",
+    "num-layers": "model.encoder_layers",
+    "hidden-size": "model.dim",
+    "d-model": "model.dim",
+    "num-heads": "model.heads",
+    "beam-size": "decode.beam",
+    "num-beams": "decode.beam",
+    "lenpen": "decode.length_penalty",
+    "src": "data.source_lang",
+    "tgt": "data.target_lang",
+}

@@ -280,6 +280,21 @@ def test_a_terminal_shows_the_bar_before_there_are_numbers(monkeypatch: pytest.M
     assert "25%" in shown
 
 
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({}, "a token"),
+        ({"valid_bits_per_byte": 2.0}, "a token  2.000 bits a byte"),
+        ({"valid_accuracy": 0.5}, "a masked token  accuracy 0.500"),
+        ({"valid_accuracy": 0.5, "valid_matthews": 0.1}, "an example  accuracy 0.500"),
+    ],
+)
+def test_a_loss_is_told_in_the_unit_of_its_task(row: dict[str, float], told: str, capsys: Any) -> None:
+    with terminal.TrainingView() as view:
+        view(Event("evaluation", 2, 8, {"valid_nll": 1.0} | row, ""))
+    assert capsys.readouterr().err == f"update 2/8  valid 1.000 nats {told}\n"
+
+
 # Mistakes
 
 
@@ -301,6 +316,10 @@ def assert_one_sentence(answer: Any, *parts: str) -> None:
         (["train", "gone.toml"], ["gone.toml does not exist"]),
         (["train"], ["say what to train"]),
         (["train", "numerals", "--set", "optim.lrr=1"], ["'optim.lrr'", "did you mean 'optim.lr'?"]),
+        (["train", "numerals", "--set", "optim.learning_rate=1"], ["'optim.learning_rate': did you mean 'optim.lr'?"]),
+        (["train", "numerals", "--set", "lr=1"], ["no key 'lr': did you mean 'optim.lr'?"]),
+        (["train", "numerals", "--set", "train.dropout=0"], ["no key 'train.dropout': did you mean 'model.dropout'?"]),
+        (["train", "gone.yaml"], ["gone.yaml does not exist"]),
         (["train", "numerals", "--set", "optim.schedule=cosin"], ["optim.schedule", "did you mean 'cosine'?"]),
         (["reproduce", "xiong-fig6", "--set", "train.eval_every=-1"], ["train.eval_every=-1", "made of evaluations"]),
         (["train", "numerals", "--set", "train.seed=one"], ["train.seed must be a whole number"]),
@@ -310,17 +329,17 @@ def assert_one_sentence(answer: Any, *parts: str) -> None:
             ["--set data.size: it says how much a builtin source generates, and text:x is used whole"],
         ),
         (["data", "show", "numerals", "--set", "data.source=documents:"], ["'documents:' is not a source"]),
-        (["data", "check", "/no/such/folder"], ["/no/such/folder is not prepared data"]),
+        (["data", "check", "/no/such/folder"], ["/no/such/folder is not prepared data (it has no manifest.json)"]),
         (["train", "numerals", "--set", "data.source=web:x"], ["'web:x' is not a source"]),
         (["train", "numerals", "--set", "data.source_lang=xx"], ["xx"]),
-        (["train", "--resume", "/no/such/run"], ["/no/such/run is not a run"]),
-        (["train", "--resume", "/no/such/run", "--set", "optim.lr=1"], ["/no/such/run is not a run"]),
+        (["train", "--resume", "/no/such/run"], ["/no/such/run does not exist"]),
+        (["train", "--resume", "/no/such/run", "--set", "optim.lr=1"], ["/no/such/run does not exist"]),
         (["train", "--resume", "/no/such/run", "--out", "x"], ["--resume goes on in the folder of the run"]),
         (["train", "numerals", "--resume", "/no/such/run"], ["say what to train"]),
         (["data", "prepare", "numeral"], ["did you mean 'numerals'?"]),
         (["data", "show", "numeral"], ["did you mean 'numerals'?"]),
-        (["evaluate", "/no/such/run"], ["/no/such/run is not a run"]),
-        (["translate", "/no/such/run"], ["/no/such/run is not a run"]),
+        (["evaluate", "/no/such/run"], ["/no/such/run does not exist"]),
+        (["translate", "/no/such/run"], ["/no/such/run does not exist"]),
         (["placements", "--layers", "0", "0"], ["not both 0"]),
         (["placements", "--lr", "0.1"], ["--lr means nothing without --compare"]),
         (["placements", "--compare", "--dim", "64"], ["--dim and --ffn-dim mean nothing with --compare"]),
@@ -336,6 +355,15 @@ def test_a_mistake_is_answered_with_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert_one_sentence(leadline(*arguments), *parts)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_folder_of_a_run_is_told_what_it_is(
+    leadline: Leadline, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_one_sentence(leadline("evaluate", finished / "config.toml"), "config.toml is a file: give the folder")
+    assert_one_sentence(leadline("report", finished / "gone"), "gone does not exist: give the folder of a run")
+    monkeypatch.chdir(finished.parent)
+    assert_one_sentence(leadline("train", finished.name), f"leadline train --resume {finished.name}")
 
 
 def test_an_unknown_placement_is_answered_with_one_sentence(

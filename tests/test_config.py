@@ -86,7 +86,8 @@ def test_the_top_level_key_can_be_overridden() -> None:
         ("modle.dim", "model.dim"),
         ("model.encoder_layer", "model.encoder_layers"),
         ("train.batch_token", "train.batch_tokens"),
-        ("learning_rate", "the choices are"),
+        ("learning_rate", "optim.lr"),
+        ("colour", "the choices are"),
         ("optim.lr.x", "optim.lr"),
     ],
 )

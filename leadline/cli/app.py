@@ -35,7 +35,7 @@ def unusable(error: Exception) -> str:
     if not hasattr(error, "format_message"):
         return ""
     context = getattr(error, "ctx", None)
-    said = error.format_message().rstrip(".")
+    said = error.format_message().rstrip(".") or "name a command"  # without one, typer shows the help and says nothing
     if hasattr(error, "option_name") and context and any(p.name == "assignments" for p in context.command.params):
         said = keys.instead_of(error.option_name) or said
     return f"{said} (see {context.command_path if context else 'leadline'} --help)"
@@ -90,7 +90,7 @@ Device = Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, c
 def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Config:
     """A recipe or a file; that of a run names code to import only where that is allowed, or where none is imported."""
     path = Path(what)
-    if path.suffix in (".yaml", ".yml", ".json"):
+    if path.suffix in (".yaml", ".yml", ".json") and path.exists():
         raise UserError(
             f"{what} is not TOML: a config is a file such as config.toml in a run folder, with lines like lr = 1e-3 "
             "under [optim]; leadline keys lists them"
@@ -127,7 +127,13 @@ def _require_generated(source: str) -> None:
 
 
 def require_no_path(what: str) -> None:
-    """What looks like a path is no name of a recipe."""
+    """What looks like a path is no name of a recipe, and a folder is none either."""
+    if what not in recipes.RECIPES and Path(what).is_dir():
+        raise UserError(
+            f"{what} is a folder: a run goes on with leadline train --resume {what}; {what}/config.toml is its config"
+        )
+    if Path(what).suffix in (".yaml", ".yml", ".json"):
+        raise UserError(f"{what} does not exist: check the path")
     if "/" in what or os.sep in what or what.startswith(("~", ".")):
         raise UserError(f"{what} does not exist: check the path, or name a recipe (leadline recipes lists them)")
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from leadline.config import Config
+from leadline.options import ELSEWHERE
 
 
 @dataclass(frozen=True)
@@ -97,45 +98,4 @@ OPTIONS = {  # what other tools call our options and arguments
     **dict.fromkeys(("output", "output-dir", "out-dir", "save-dir", "model-dir"), "--out FOLDER"),
     **dict.fromkeys(("config", "config-file", "cfg"), "the config.toml first, as in leadline train config.toml"),
     **dict.fromkeys(("average", "average-checkpoints", "avg"), "--checkpoint average:K"),
-}
-ELSEWHERE = {  # what fairseq, transformers, JoeyNMT, OpenNMT and Marian call our keys
-    "learning-rate": "optim.lr",
-    "batch-size": "train.batch_tokens",
-    "bs": "train.batch_tokens",
-    "max-tokens": "train.batch_tokens",
-    "per-device-train-batch-size": "train.batch_tokens",
-    "max-epoch": "train.epochs",
-    "max-epochs": "train.epochs",
-    "num-epochs": "train.epochs",
-    "num-train-epochs": "train.epochs",
-    "steps": "train.updates",
-    "max-steps": "train.updates",
-    "max-update": "train.updates",
-    "train-steps": "train.updates",
-    "gradient-accumulation-steps": "train.accumulate",
-    "update-freq": "train.accumulate",
-    "fp16": "train.precision",
-    "bf16": "train.precision",
-    "gpu": "train.device",
-    "early-stopping": "train.patience",
-    "eval-steps": "train.eval_every",
-    "save-steps": "train.save_every",
-    "logging-steps": "train.log_every",
-    "warmup-steps": "optim.warmup",
-    "warmup-updates": "optim.warmup",
-    "optimizer": "optim.name",
-    "lr-scheduler": "optim.schedule",
-    "lr-scheduler-type": "optim.schedule",
-    "max-grad-norm": "optim.clip",
-    "clip-norm": "optim.clip",
-    "layers": "model.encoder_layers",
-    "num-layers": "model.encoder_layers",
-    "hidden-size": "model.dim",
-    "d-model": "model.dim",
-    "num-heads": "model.heads",
-    "beam-size": "decode.beam",
-    "num-beams": "decode.beam",
-    "lenpen": "decode.length_penalty",
-    "src": "data.source_lang",
-    "tgt": "data.target_lang",
 }

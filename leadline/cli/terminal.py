@@ -43,7 +43,8 @@ def _facts(row: dict[str, float]) -> str:
     if "loss" in row:
         speed = f"{row['tokens_per_second']:,.0f} tok/s"
         return f"loss {row['loss']:.3f}  lr {row['lr']:.2e}  grad {row['grad_norm']:.2f}  {speed}"
-    text = f"valid {row['valid_nll']:.3f} nats " + ("an example" if "valid_matthews" in row else "a token")
+    unit = "an example" if "valid_matthews" in row else "a masked token" if "valid_accuracy" in row else "a token"
+    text = f"valid {row['valid_nll']:.3f} nats {unit}"
     text += f"  BLEU {row['valid_bleu']:.1f}" if "valid_bleu" in row else ""
     text += f"  {row['valid_bits_per_byte']:.3f} bits a byte" if "valid_bits_per_byte" in row else ""
     return text + (f"  accuracy {row['valid_accuracy']:.3f}" if "valid_accuracy" in row else "")

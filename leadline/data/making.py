@@ -28,7 +28,7 @@ def make(
     """Fill a hidden folder and rename it, unless another process does so meanwhile.
 
     A kill leaves the hidden folder. The next preparation of the same key goes on with it where the work `resumes`, and
-    removes it otherwise, or where what is left cannot be gone on with.
+    removes it otherwise, or where what is left cannot be gone on with. A mistake in the text leaves nothing.
     """
     building = folder.with_name(f".{folder.name}.{key[:16]}.unfinished")
     building.parent.mkdir(parents=True, exist_ok=True)
@@ -50,8 +50,8 @@ def make(
             shutil.rmtree(building, ignore_errors=True)
             try:
                 _fill(building, fill)
-            except BaseException:
-                if not resumes:
+            except BaseException as error:
+                if not resumes or (isinstance(error, UserError) and not isinstance(error, Unfinished)):
                     shutil.rmtree(building, ignore_errors=True)
                 raise
         _replace(folder, building)

@@ -47,7 +47,8 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         manifest = read_json(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder} is not prepared data ({error}): make it with leadline data prepare") from None
+        why = "it has no manifest.json" if isinstance(error, FileNotFoundError) else error
+        raise UserError(f"{folder} is not prepared data ({why}): make it with leadline data prepare") from None
     if not isinstance(manifest, dict) or not manifest.keys() >= set(NEEDED):
         raise UserError(f"{folder} is not prepared data: make it with leadline data prepare")
     written = {key: value for key, value in manifest.items() if key != "checksum"}

@@ -128,6 +128,8 @@ class TextFolder(TextFiles):
 
     def __init__(self, folder: Path, config: DataConfig) -> None:
         if not folder.is_dir():
+            if folder.is_file():
+                raise UserError(f"data.source: {folder} is a file: give the folder with train.de, train.en, …")
             raise UserError(f"data.source: the folder {folder} does not exist")
         self.folder, config = folder, _with_languages_of(folder, config)
         self.languages = (config.source_lang, config.target_lang)
@@ -161,7 +163,9 @@ class TextFolder(TextFiles):
         if split != "train":
             return ""
         languages = ", ".join(sorted(languages_in(self.folder)))
-        return ": set data.source_lang and data.target_lang" + (f" (it has {languages})" if languages else "")
+        if not languages:
+            return ": name the files of a language train.LANGUAGE, valid.LANGUAGE and test.LANGUAGE"
+        return f": set data.source_lang and data.target_lang (it has {languages})"
 
 
 def languages_in(folder: Path) -> set[str]:

@@ -112,7 +112,10 @@ def _learn_bytes(lines: Iterable[str], config: DataConfig) -> BPE:
 
 def _usable(tokenizer: Tokenizer, documents: bool) -> Tokenizer:
     if tokenizer.exact and not documents:
-        raise UserError("a byte-level vocabulary is for documents and language models: set data.tokenizer=bpe")
+        raise UserError(
+            "a byte-level vocabulary is for documents and language models: set data.source=documents:PATH, or "
+            "data.tokenizer=bpe for pairs and labelled text"
+        )
     if tokenizer.exact and (tokenizer.config.text != "raw" or tokenizer.config.lowercase):
         raise UserError("a byte-level vocabulary takes text as it is: set data.text=raw and data.lowercase=false")
     if tokenizer.exact and tokenizer.decode(tokenizer.encode([PROBE], "")) != [PROBE]:

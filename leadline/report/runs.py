@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline import evaluations, history
-from leadline.errors import UserError
+from leadline.errors import UserError, not_a_run
 from leadline.files import read_json
 from leadline.history import History, number
 from leadline.options import flat, read_toml
@@ -143,7 +143,7 @@ def read_one(folder: Path, name: str) -> ReportedRun:
         return _watched(folder, name)
     facts = facts_of(folder)
     if not (folder / "config.toml").is_file() and "seal" not in facts:
-        raise UserError(f"{folder} is not a run: it has no config.toml")
+        raise not_a_run(folder)
     if (folder / "run.json").exists() and not facts:
         raise UserError(f"{folder / 'run.json'} is damaged: leadline train --resume {folder} writes it again")
     # What it was trained with, also where config.toml has been torn or changed; earlier versions have that alone.

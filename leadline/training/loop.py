@@ -81,6 +81,8 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
         if setup.not_captured:
             chosen["not_captured"] = setup.not_captured
         state = _restore(setup)
+        if 0 < config.train.updates < state.update:
+            raise UserError(f"train.updates={config.train.updates}: {folder} has made {state.update} updates already")
         if len({*world.gather(state.update)}) > 1:
             raise UserError(
                 f"the processes of this training read different checkpoints of {folder}: it must be one filesystem, "
@@ -134,16 +136,20 @@ def _start_from(setup: Setup, run: Path, which: str) -> None:
 def _train(setup: Setup, state: State, signals: list[int], reasons: dict[str, str]) -> None:
     config = setup.config
     weights = sum(p.numel() for p in setup.model.parameters())
-    where = f"from update {state.update}" if state.update else "from the beginning"
+    start = f"from the weights of {config.train.start}" if config.train.start else "from the beginning"
+    where = f"from update {state.update}" if state.update else start
     why = f" ({setup.not_captured})" if setup.not_captured else ""
     on = f"{setup.device} in {config.train.precision}, step {config.train.step}{why}"
     facts = f"{weights:,} weights on {on}, {setup.updates_per_epoch} updates an epoch"
     chosen = "".join(f"; {key} {why}" for key, why in reasons.items())
-    setup.tell("start", state.update, message=f"{init.start_of(config.model)}, {facts}, {where}{chosen}")
+    model = config.model.placement if config.train.start else init.start_of(config.model)
+    setup.tell("start", state.update, message=f"{model}, {facts}, {where}{chosen}")
     for note in setup.task.notes():
         setup.tell("message", 0, message=note)
     if _is_last(state, config) or _gives_up(state, config):
-        setup.tell("message", state.update, message="this run is complete: nothing is left to train")
+        longer = "train.updates" if config.train.updates else "train.epochs"
+        message = f"this run is complete: nothing is left to train (longer: --set {longer}=…)"
+        setup.tell("message", state.update, message=message)
         return
     metrics = Metrics(setup.folder, state.update) if setup.world.leads else Unwritten()
     if metrics.damaged:

@@ -29,7 +29,7 @@ from leadline import machine
 from leadline.config import Config
 from leadline.data.sources import parse
 from leadline.data.store import Store
-from leadline.errors import UserError
+from leadline.errors import UserError, not_a_run
 from leadline.files import checksum, reason, sha256, sha256_of, write_json, write_text
 from leadline.options import flat
 from leadline.provenance import NUMERICS, facts_of, stamp
@@ -48,7 +48,7 @@ def require_new(folder: Path) -> None:
     """An existing run is never overwritten, and what else lies in a folder is never taken for a part of one."""
     if is_run(folder):
         raise UserError(
-            f"{folder} holds a run already: go on with leadline train --resume {folder}, or choose another --out"
+            f"{folder} holds a run already: go on with leadline train --resume {folder}, or choose another folder"
         )
     there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     if others := sorted(name for name in there if name not in LAID_OUT and not name.startswith(".")):
@@ -83,7 +83,7 @@ def with_vocabulary(config: Config, folder: Path) -> Config:
 def read_config(folder: Path) -> tuple[Config, str]:
     """What the run was trained with, and what is to be said of it; a config that is not that is refused."""
     if not is_run(folder):
-        raise UserError(f"{folder} is not a run: it has no config.toml")
+        raise not_a_run(folder)
     path, facts = folder / "config.toml", facts_of(folder)
     known = configuration.from_dict(configuration.renamed(facts["config"])) if "seal" in facts else None
     try:
@@ -139,12 +139,15 @@ def own(config: Config, store: Store) -> dict[str, Any]:
 # What a run that starts from another's weights decides for itself; the rest of the model is in the weights.
 OWN = ("dropout", "attention_dropout", "activation_dropout", "init")
 HEADS = ("head", "classes")  # these too, where it learns another task
+ENCODERS = {"masked_lm", "classification"}  # tasks that can: their models differ in heads alone
 
 
 def adopt(config: Config, asked: Set[str], allow_code: bool) -> Config:
     """With model and vocabulary of the run that `train.start` names; keys that were `asked` for must not contradict."""
     start = Path(config.train.start).expanduser()
     before = load_config(start, allow_code)
+    if config.task != before.task and not {config.task, before.task} <= ENCODERS:
+        raise UserError(f"train.start={start} was trained for {before.task}: {config.task} cannot start from its model")
     asked = asked if config.data.vocabulary else asked - {"data.vocabulary"}
     own = OWN + (HEADS if config.task != before.task else ()) + ("max_length",) * ("model.max_length" in asked)
     model = {key: value for key, value in configuration.to_dict(before.model).items() if key not in own}
@@ -153,6 +156,9 @@ def adopt(config: Config, asked: Set[str], allow_code: bool) -> Config:
         if f"model.{key}" in asked and given != value:
             raise UserError(f"model.{key}={given} contradicts train.start={start}, which has {value}: leave it out")
     data = {key: getattr(before.data, key) for key in ("tokenizer", "vocab_size", "text", "lowercase")}
+    size, learnt = config.data.vocab_size, before.data.vocab_size
+    if "data.vocab_size" in asked and "data.vocabulary" not in asked and size != learnt:
+        raise UserError(f"data.vocab_size={size} contradicts train.start={start}, which has {learnt}: leave it out")
     data |= {"vocabulary": str(start / "tokenizer.json")}
     return config.set(model=model, data={key: value for key, value in data.items() if f"data.{key}" not in asked})
 
@@ -266,7 +272,10 @@ def _require_same_data(folder: Path, before: dict[str, Any], store: Store) -> No
     except (KeyError, TypeError):
         return
     if not same:
-        raise UserError(f"the data of {folder} has changed since the run began: restore it, or train in another folder")
+        raise UserError(
+            f"the data of {folder} has changed since the run began: restore it, or begin another run from its "
+            f"weights with --set train.start={folder}"
+        )
 
 
 def _version(package: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,8 +94,18 @@ def test_what_does_not_exist_is_one_sentence(arguments: list[str], leadline: Lea
     assert answer.err.count("\n") == 1
 
 
+def test_without_a_command_the_help_is_shown_and_one_is_asked_for(leadline: Leadline) -> None:
+    answer = leadline()
+    assert (answer.code, answer.err) == (2, "leadline: name a command (see leadline --help)\n")
+    assert "demo" in answer.out
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "config.yml", "config.json"])
-def test_a_config_that_is_no_toml_is_told_so(name: str, leadline: Leadline) -> None:
+def test_a_config_that_is_no_toml_is_told_so(
+    name: str, leadline: Leadline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("{}")
     answer = leadline("train", name)
     assert answer.code == 2
     assert answer.err.startswith(f"leadline: {name} is not TOML: ")

@@ -107,6 +107,16 @@ def test_unfinished_documents_that_are_damaged_are_made_from_the_beginning(tmp_p
     assert not unfinished.exists()
 
 
+def test_a_mistake_in_the_text_leaves_nothing_to_go_on_with(tmp_path: Path, fresh_cache: Path) -> None:
+    (tmp_path / "text").write_text("This is one document.")
+    said: list[str] = []
+    for _ in range(2):
+        with pytest.raises(UserError, match="is a single document"):
+            prepare(DataConfig(source=f"documents:{tmp_path / 'text'}"), None, lambda what, done: said.append(what))
+    assert left(fresh_cache) == []
+    assert not [what for what in said if "unfinished" in what]
+
+
 def test_documents_whose_last_flush_failed_are_gone_on_with(tmp_path: Path, fresh_cache: Path, monkeypatch) -> None:
     """The manifest is there already, and is written again."""
     (tmp_path / "text").write_text("\n\n".join(f"This is {i}. It was {i}." for i in range(40)))

@@ -105,7 +105,6 @@ def test_a_missing_language_names_the_options_and_the_languages_there(write) -> 
     assert message.endswith(
         "has no train.de (nor .gz, .xz): set data.source_lang and data.target_lang (it has cs, en, fr)"
     )
-    assert refusal(text(write({}, "empty"))).endswith(": set data.source_lang and data.target_lang")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +143,12 @@ def test_a_test_split_with_one_language_is_refused(write) -> None:
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     assert f"{tmp_path}/nowhere does not exist" in refusal(text(tmp_path / "nowhere"))
+    (tmp_path / "file").touch()
+    assert f"{tmp_path}/file is a file: give the folder" in refusal(text(tmp_path / "file"))
+
+
+def test_a_folder_without_text_says_what_files_are_called(tmp_path: Path) -> None:
+    assert "name the files of a language train.LANGUAGE" in refusal(text(tmp_path))
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)

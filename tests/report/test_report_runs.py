@@ -239,7 +239,7 @@ def test_a_damaged_run_is_one_sentence(
 
 
 def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a run"):
+    with pytest.raises(UserError, match="does not exist: give the folder of a run"):
         sections_of([tmp_path / "missing"])
     with pytest.raises(UserError, match="name one run folder"):
         sections_of([])

@@ -73,6 +73,16 @@ def test_what_makes_it_another_run_is_refused(assignment: str, finished: Path, l
     assert (finished / "run.json").read_bytes() == before
 
 
+def test_fewer_updates_than_it_has_made_are_refused(finished: Path, leadline: Callable[..., Any]) -> None:
+    before = (finished / "run.json").read_bytes()
+    answer = leadline("train", "--resume", finished, "--set", "train.updates=3")
+    assert answer.code == 2
+    assert f"train.updates=3: {finished} has made 20 updates already" in answer.err
+    assert (finished / "run.json").read_bytes() == before
+    done = leadline("train", "--resume", finished)
+    assert "this run is complete: nothing is left to train (longer: --set train.updates=…)" in done.err
+
+
 def test_every_key_that_may_change_is_a_key() -> None:
     assert set(keys(Config)) > LATER
 
@@ -114,11 +124,16 @@ def test_a_run_that_starts_from_another_has_its_model_and_vocabulary(
     answer = leadline("train", "numerals", "--out", run, *how)
     assert answer.code == 0
     assert f"model and vocabulary are those of {finished}" in answer.err
+    assert f"from the weights of {finished}" in answer.err
+    assert "started from" not in answer.err
     assert runs.read_config(run)[0].model == runs.read_config(finished)[0].model
     assert (run / "tokenizer.json").read_bytes() == (finished / "tokenizer.json").read_bytes()
     other = leadline("train", "numerals", "--out", tmp_path / "other", *how, "--set", "model.dim=64")
     assert other.code == 2
     assert f"model.dim=64 contradicts train.start={finished}, which has 16: leave it out" in other.err
+    words = leadline("train", "numerals", "--out", tmp_path / "other", *how, "--set", "data.vocab_size=77")
+    assert words.code == 2
+    assert f"data.vocab_size=77 contradicts train.start={finished}, which has " in words.err
     same = trainings._asked("numerals", [how[1], "model.dim=16", "model.dropout=0.3", "model.max_length=40"])[0]
     assert (same.model.dim, same.model.dropout, same.model.max_length) == (16, 0.3, 40)
 
@@ -133,8 +148,14 @@ def test_a_config_file_that_contradicts_the_run_it_starts_from_is_refused(finish
 
 
 def test_another_task_keeps_its_own_heads(finished: Path, tmp_path: Path) -> None:
-    config = trainings._asked("same_meaning", [f"train.start={finished}"])[0]
-    assert (config.model.classes, config.model.dim, config.model.decoder_layers) == (2, 16, 1)
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    before = Config().set(task="masked_lm", model={"encoder_layers": 2, "decoder_layers": 0, "dim": 16})
+    (encoder / "config.toml").write_text(to_toml(before))
+    config = trainings._asked("same_meaning", [f"train.start={encoder}"])[0]
+    assert (config.model.classes, config.model.dim, config.model.encoder_layers) == (2, 16, 2)
+    with pytest.raises(UserError, match="was trained for translation: classification cannot start from its model"):
+        trainings._asked("same_meaning", [f"train.start={finished}"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -88,7 +88,7 @@ def test_a_torn_config_is_restored_from_run_json_and_said(damage: str, run: Path
     assert str(path) in said
     assert "restored from run.json" in said
     assert path.read_bytes() == content
-    assert messages(run) == ["this run is complete: nothing is left to train"]
+    assert messages(run) == ["this run is complete: nothing is left to train (longer: --set train.updates=…)"]
 
 
 @pytest.mark.parametrize("command", [["evaluate", "--split", "valid"], ["translate"]])
