@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from leadline.errors import Diverged, UserError
     from leadline.model import Transformer
     from leadline.placement import PLACEMENTS, DeepNorm, Placement, PostLN, PreLN, Site
+    from leadline.report.comparison import compare
     from leadline.training.trained import Trained, load
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _HOME = {
     "Diverged": "leadline.errors",
     "Inspection": "leadline.diagnose.inspection",
     "Watch": "leadline.diagnose.watch",
+    "compare": "leadline.report.comparison",
     "inspect": "leadline.diagnose.inspect",
     "UserError": "leadline.errors",
     "Trained": "leadline.training.trained",
@@ -69,6 +71,7 @@ __all__ = [
     "Transformer",
     "UserError",
     "Watch",
+    "compare",
     "inspect",
     "load",
     "recipes",
