@@ -1,11 +1,12 @@
 # Needs only python3 and make. Everything lives in .venv; a second call installs nothing again. `demo` installs what
-# running needs, `test` what testing needs too.
+# running needs, `test` what testing needs too, `docs` what the site needs.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 SMALL := .venv/.small
+SITE := .venv/.site
 
-.PHONY: demo test check lint bench reproduce-tiny clean
+.PHONY: demo test check lint docs bench reproduce-tiny clean
 demo: $(SMALL)
 	$(BIN)/leadline demo
 
@@ -17,6 +18,10 @@ lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 check: lint test
+
+# The documents as a site, in site/: warnings are errors, and nothing is asked of a network.
+docs: $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(READY)
 	$(BIN)/python -m bench train
@@ -37,5 +42,9 @@ $(READY): $(SMALL)
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[dev]'
 	touch $@
 
+$(SITE): $(SMALL)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from leadline.errors import Diverged, UserError
     from leadline.model import Transformer
     from leadline.placement import PLACEMENTS, DeepNorm, Placement, PostLN, PreLN, Site
+    from leadline.report.comparison import compare
     from leadline.training.trained import Trained, load
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ _HOME = {
     "Diverged": "leadline.errors",
     "Inspection": "leadline.diagnose.inspection",
     "Watch": "leadline.diagnose.watch",
+    "compare": "leadline.report.comparison",
     "inspect": "leadline.diagnose.inspect",
     "choose": "leadline.diagnose.choosing",
     "UserError": "leadline.errors",
@@ -74,6 +76,7 @@ __all__ = [
     "Watch",
     "callbacks",
     "choose",
+    "compare",
     "inspect",
     "load",
     "recipes",

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from leadline import notebook
 from leadline.diagnose import fitted, record
 from leadline.diagnose.connection import Connection
 from leadline.diagnose.faults import Finding
@@ -27,6 +28,12 @@ class Inspection:
 
     def __str__(self) -> str:
         return "\n".join(lines(self))
+
+    def _repr_html_(self) -> str:
+        v = self.verdict
+        parts = [*map(notebook.paragraph, _judged(self)), notebook.points("Because", v.evidence)]
+        parts += [notebook.points("Found in the model", _found(self)), notebook.points("To do", v.remedies)]
+        return notebook.card(f"{self.name}: {v.answer}", parts, "good" if v.trains else "bad")
 
     def save(self, folder: str | Path) -> None:
         path = Path(folder)
@@ -64,15 +71,25 @@ def _tuples(value: Any) -> Any:
 def lines(inspection: Inspection) -> list[str]:
     """What a person wants to know, verdict first."""
     v = inspection.verdict
-    judged = f" (judged as {longest_warmup()})" if v.warmup > longest_warmup() else ""
-    said = [f"{inspection.name}: {v.answer}", f"  at lr {v.rate:g}, warm-up {v.warmup}{judged}: "
-            f"{'trains' if v.trains else 'does not train'} (probability of learning {v.probability:.2f})"]  # fmt: skip
-    said += [f"  {fitted.hint(v.outside)}"] if v.outside else []
+    said = [f"{inspection.name}: {v.answer}", *(f"  {line}" for line in _judged(inspection))]
     said += [f"  because {line}" for line in v.evidence]
     if not v.trains:
         said.append(f"  in the first step the residual stream changes most from {v.where} on")
+    said += [f"  {line}" for line in _found(inspection)]
+    said += [f"  to do: {line}" for line in v.remedies]
+    return said
+
+
+def _judged(inspection: Inspection) -> list[str]:
+    v = inspection.verdict
+    judged = f" (judged as {longest_warmup()})" if v.warmup > longest_warmup() else ""
+    said = f"at lr {v.rate:g}, warm-up {v.warmup}{judged}: {'trains' if v.trains else 'does not train'}"
+    return [f"{said} (probability of learning {v.probability:.2f})", *([fitted.hint(v.outside)] if v.outside else [])]
+
+
+def _found(inspection: Inspection) -> list[str]:
+    said = []
     for f in inspection.findings:
         more = f" ({f.places} places)" if f.places > 1 else ""
-        said.append(f"  {'wrong' if f.severity == 'fault' else 'note'}: {f.where}{more}: {f.message}")
-    said += [f"  to do: {line}" for line in v.remedies]
+        said.append(f"{'wrong' if f.severity == 'fault' else 'note'}: {f.where}{more}: {f.message}")
     return said

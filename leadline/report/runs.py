@@ -94,9 +94,7 @@ def sections_of(folders: Sequence[Path]) -> list[Section]:
 
 def compared(runs: list[ReportedRun]) -> list[Section]:
     """The sections about runs that have measured something."""
-    kinds: dict[tuple[str, str], list[ReportedRun]] = {}
-    for run in runs:
-        kinds.setdefault(run.compares_with, []).append(run)
+    kinds = kinds_of(runs)
     if len(kinds) == 1:
         return [_summary(runs), *_alarms(runs), *_compared(runs), *_stood_on(runs)]
     shown: list[Section] = [
@@ -109,8 +107,16 @@ def compared(runs: list[ReportedRun]) -> list[Section]:
     return [*shown, *_stood_on(runs)]
 
 
+def kinds_of(runs: list[ReportedRun]) -> dict[tuple[str, str], list[ReportedRun]]:
+    """Those that can be compared with each other."""
+    kinds: dict[tuple[str, str], list[ReportedRun]] = {}
+    for run in runs:
+        kinds.setdefault(run.compares_with, []).append(run)
+    return kinds
+
+
 def _compared(runs: list[ReportedRun]) -> list[Section]:
-    return [_loss(runs), *_directions(runs), *_curves(runs), *_layers(runs), _overview(runs), *_differences(runs)]
+    return [loss_of(runs), *_directions(runs), *_curves(runs), *_layers(runs), overview(runs), *differences(runs)]
 
 
 def _stood_on(runs: list[ReportedRun]) -> list[Section]:
@@ -197,7 +203,7 @@ def _alarms(runs: list[ReportedRun]) -> list[Section]:
     return [Words("Alarms of --watch", [*shown[:ALARMS_SHOWN], *more], "warning")] if shown else []
 
 
-def _loss(runs: list[ReportedRun]) -> Chart:
+def loss_of(runs: list[ReportedRun]) -> Chart:
     series = []
     for run in runs:
         series.append(Series("training", *run.history.curve("loss"), group=run.name))
@@ -268,7 +274,7 @@ def _evenly(items: list[str], count: int) -> list[str]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
-def _overview(runs: list[ReportedRun]) -> Table:
+def overview(runs: list[ReportedRun]) -> Table:
     columns = ["run", "placement", "started from", "layers", "dim", "lr", "warm-up", "updates"]
     columns += ["last valid loss", "best valid loss", "best at", "seconds", "waited", "ended"]
     rows = []
@@ -287,7 +293,7 @@ def _overview(runs: list[ReportedRun]) -> Table:
     return Table("Runs", columns, rows)
 
 
-def _differences(runs: list[ReportedRun]) -> Iterable[Section]:
+def differences(runs: list[ReportedRun]) -> Iterable[Section]:
     if len(runs) == 1:
         return
     keys = dict.fromkeys(key for run in runs for key in run.config)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leadline import config as configuration
-from leadline import tasks
+from leadline import notebook, tasks
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.data.tokenizer import Tokenizer
@@ -35,6 +35,19 @@ class Trained:
     model: Transformer
     tokenizer: Tokenizer
     checkpoint: str  # which weights these are
+
+    def _repr_html_(self) -> str:
+        shape, weights = self.config.model, sum(p.numel() for p in self.model.parameters())
+        facts = {
+            "task": self.config.task,
+            "placement": shape.placement,
+            "layers": f"{shape.encoder_layers}-{shape.decoder_layers}, width {shape.dim}",
+            "weights": f"{weights:,} of checkpoint {self.checkpoint}",
+            "vocabulary": f"{self.tokenizer.vocab_size:,}",
+            "trained on": self.config.data.source,
+            "device": next(self.model.parameters()).device,
+        }
+        return notebook.card("A trained model", [notebook.table(["", ""], facts.items())])
 
     def into(self, language: str) -> Trained:
         """The same, of many languages, where it translates and encodes into this one."""

@@ -1,0 +1,77 @@
+"""Runs side by side, as a value: `leadline.compare("runs/a", "runs/b")`. No torch."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leadline import notebook
+from leadline.report import page, runs
+from leadline.report.page import Chart, Table
+
+SHORT = (
+    "run",
+    "updates",
+    "last valid loss",
+    "best valid loss",
+    "best at",
+    "seconds",
+    "ended",
+)  # as a notebook has room
+
+
+@dataclass(frozen=True)
+class Comparison:
+    overview: Table  # a row a run: what was asked and what came of it
+    differing: list[Table]  # the keys of their configs that differ; empty for one run or equal ones
+    losses: list[Chart]  # one for every task and data: others are not compared
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The overview, for a data frame."""
+        return [dict(zip(self.overview.columns, row, strict=True)) for row in self.overview.rows]
+
+    def __str__(self) -> str:
+        tables = [self.overview, *self.differing]
+        return "\n\n".join(f"{table.title}\n{_text(table)}" for table in tables)
+
+    def _repr_html_(self) -> str:
+        short = [[row[name] for name in SHORT] for row in self.rows]
+        tables = [notebook.table(SHORT, short), *(notebook.table(each.columns, each.rows) for each in self.differing)]
+        pictures = [_picture(chart) for chart in self.losses]
+        count = len(self.overview.rows)
+        return notebook.card(f"{count} run{'s' * (count > 1)}", [*tables, *pictures])
+
+
+def compare(*folders: str | Path) -> Comparison:
+    """Runs side by side: what differs between their configs, their losses and how they ended."""
+    found = runs.read([Path(folder) for folder in folders])
+    differing = [section for section in runs.differences(found) if isinstance(section, Table)]
+    losses = [runs.loss_of(members) for members in runs.kinds_of(found).values()]
+    return Comparison(runs.overview(found), differing, losses)
+
+
+def _text(table: Table) -> str:
+    shown = [list(map(str, table.columns)), *([_short(value) for value in row] for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    rows = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in shown)
+    return "\n".join(row.rstrip() for row in rows)
+
+
+def _short(value: object) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _picture(chart: Chart) -> str:
+    file = io.BytesIO()
+    page.picture(chart).savefig(file, format="png", dpi=90)  # on white, in a dark notebook too
+    return (
+        f'<img alt="loss by update" style="max-width:100%;margin-top:.6em" src="data:image/png;base64,{_base64(file)}">'
+    )
+
+
+def _base64(file: io.BytesIO) -> str:
+    return base64.b64encode(file.getvalue()).decode()
