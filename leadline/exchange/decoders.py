@@ -128,6 +128,10 @@ def save(trained: Trained, out: Path) -> list[str]:
             "word_embed_proj_dim": config.dim,
         }
     write_json(out / "config.json", described)
+    draw = trained.config.generate
+    drawn = {"do_sample": True, "temperature": draw.temperature, "top_k": draw.top_k, "top_p": draw.top_p}
+    search = {"max_length": min(config.max_length, draw.tokens), "bos_token_id": end, "eos_token_id": end}
+    write_json(out / "generation_config.json", search | {"pad_token_id": end} | (drawn if draw.temperature else {}))
     tokenizer.bpe.save(str(out / "tokenizer.json"))
     text = tokenizer.piece(end)
     write_json(
