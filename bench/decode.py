@@ -11,6 +11,7 @@ Hugging Face gets sentences sorted by length, weights in bf16 where that is the 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.convert import to_huggingface
 from bench.measure import Contestants, Row, Setting, Work, compete
 from bench.ours import config_of
-from bench.workload import EOS, PAD, SIZES, Size
+from bench.workload import BOS, EOS, PAD, SIZES, Size
 from leadline.config import Config
+from leadline.exchange import translators
 from leadline.kernels import attention
 from leadline.model import Transformer
 from leadline.model.precision import DTYPES
@@ -115,11 +116,22 @@ class Limits:
         return scores.masked_fill(at_limit[:, None] & others, float("-inf"))
 
 
+def twin(model: Transformer) -> Any:
+    """The same in transformers, as leadline export writes it."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    with tempfile.TemporaryDirectory() as folder:
+        translators.write_model(model, Path(folder), translators.NUMBERS | {"decoder_start_token_id": BOS})
+        theirs: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    theirs.generation_config.forced_eos_token_id = None  # each sentence has a limit of its own: Limits
+    return theirs.eval()
+
+
 def huggingface(problem: Problem, setting: Setting, outputs: Outputs, name: str, batch: int) -> Work:
     from transformers import LogitsProcessorList
 
     device = setting.device
-    model = to_huggingface(problem.make_model()).to(device, DTYPES[setting.precision])
+    model = twin(problem.make_model()).to(device, DTYPES[setting.precision])
     order = sorted(range(len(problem.sources)), key=lambda i: len(problem.sources[i]))
 
     @torch.inference_mode()

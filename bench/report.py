@@ -40,6 +40,7 @@ COLUMNS = {
     "first_loss": ("first loss", ".2f"),
     "last_loss": ("last loss", ".2f"),
     "valid_loss": ("valid loss", ".2f"),
+    "bleu": ("BLEU", ".2f"),
     "same_output": ("same output as leadline", ".1%"),
     "leadline_is_faster_by": ("leadline is faster by", ".2f×"),
     "failed": ("", ""),
