@@ -39,7 +39,7 @@ COMMANDS = {
     "command": "numerals-tiny",
     "depth": "depth-tiny",
 }
-LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "x-transformers", "torchscale", "triton")
+LIBRARIES = ("transformers", "ctranslate2", "tokenizers", "sentencepiece", "x-transformers", "torchscale", "triton")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,9 +53,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], help="contestants whose name holds one of these")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: for a busy machine, see docs")
     parser.add_argument("--slow", action="store_true", help="also contestants that take minutes to compile")
-    parser.add_argument("--run", type=Path, help="decode: a trained run folder")
+    parser.add_argument("--run", type=Path, help="decode, ctranslate2: a trained run folder")
     parser.add_argument("--text", type=Path, help="decode: sentences, one a line; prepare, command: text")
-    parser.add_argument("--sentences", type=int, default=0, help="decode, generate: only so many")
+    parser.add_argument("--reference", type=Path, help="ctranslate2: their translations, one a line")
+    parser.add_argument("--sentences", type=int, default=0, help="decode, ctranslate2, generate: only so many")
     parser.add_argument("--languages", nargs=2, default=["de", "en"], help="prepare, command: of the text folder")
     parser.add_argument("--depths", nargs="+", type=int, default=[], help="memory: layers of each stack")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))

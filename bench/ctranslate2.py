@@ -1,10 +1,13 @@
-"""Beam search on a CPU in fp32: Leadline beside CTranslate2 with the same weights, sentences and output lengths.
+"""Beam search on a CPU: Leadline beside CTranslate2 with the same weights, as leadline export writes them.
 
-CTranslate2 takes one length for all sentences of a call, so sentences come in groups of one length; the lengths and
-how many there are of each follow TED talks. Needs `pip install ctranslate2`. On a machine that is not idle set
-OMP_WAIT_POLICY=passive, or torch's threads wait for each other by spinning and the result is noise.
+With --run FOLDER --text FILE --reference FILE a trained translator, from text to text, in fp32 and with int8 matrices.
+Without, a random model in fp32: CTranslate2 takes one length for all sentences of a call, so sentences come in groups
+of one length; the lengths and how many there are of each follow TED talks. Needs `pip install ctranslate2`. On a
+machine that is not idle set OMP_WAIT_POLICY=passive, or torch's threads wait for each other by spinning and the result
+is noise.
 
     python -m bench ctranslate2 [--sentences 100]
+    python -m bench ctranslate2 --run runs/ted --text test.de --reference test.en --sentences 1000
 """
 
 from __future__ import annotations
@@ -13,18 +16,24 @@ import argparse
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from tokenizers import Tokenizer
 
 from bench.measure import Row, Setting, Work, compete
 from bench.workload import BOS, EOS, SIZES, Size
 from leadline.config import DecodeConfig
+from leadline.exchange import ctranslate2 as exported
+from leadline.exchange import translators
+from leadline.exchange.export import export
 from leadline.kernels.pack import pack_one
 from leadline.model import Transformer
 from leadline.model.decode import beam_search
+from leadline.tasks.metrics import corpus_scores
+from leadline.training.trained import Trained, load
 
 __all__ = ["SIZES", "run"]
 
@@ -92,22 +101,8 @@ def by_ctranslate2(
 def converted(model: Transformer, threads: int) -> Any:
     """The same model, run by CTranslate2."""
     import ctranslate2
-    from ctranslate2.specs import TransformerSpec, common_spec
 
-    config = model.config
-    spec = TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers),
-        config.heads,
-        pre_norm=True,
-        activation=common_spec.Activation.RELU,
-    )
-    _embed(spec.encoder.embeddings[0], spec.encoder.position_encodings, model.source_embed)
-    _embed(spec.decoder.embeddings, spec.decoder.position_encodings, model.target_embed)
-    for theirs, stack in ((spec.encoder, model.encoder), (spec.decoder, model.decoder)):
-        _norm(theirs.layer_norm, stack.final)
-        for layer, block in zip(theirs.layer, stack.blocks, strict=True):
-            _layer(layer, block)
-    spec.decoder.projection.weight = model.output.weight.detach().numpy()
+    spec = exported.specification(translators.as_plain(model))
     names = [str(token) for token in range(model.vocab_size)]
     spec.register_source_vocabulary(names)
     spec.register_target_vocabulary(names)
@@ -121,34 +116,10 @@ def converted(model: Transformer, threads: int) -> Any:
         )
 
 
-def _embed(spec: Any, positions: Any, embed: Any) -> None:
-    spec.weight = embed.tokens.weight.detach().numpy()
-    positions.encodings = embed.positions.table.numpy()
-
-
-def _norm(spec: Any, norm: Any) -> None:
-    spec.gamma, spec.beta = norm.weight.detach().numpy(), norm.bias.detach().numpy()
-
-
-def _linear(spec: Any, linear: nn.Linear) -> None:
-    spec.weight, spec.bias = linear.weight.detach().numpy(), linear.bias.detach().numpy()
-
-
-def _layer(spec: Any, block: Any) -> None:
-    _norm(spec.self_attention.layer_norm, block.attn_residual.norm)
-    _linear(spec.self_attention.linear[0], block.attn.qkv)
-    _linear(spec.self_attention.linear[1], block.attn.out)
-    if hasattr(block, "cross"):
-        _norm(spec.attention.layer_norm, block.cross_residual.norm)
-        for place, linear in enumerate((block.cross.q, block.cross.kv, block.cross.out)):
-            _linear(spec.attention.linear[place], linear)
-    _norm(spec.ffn.layer_norm, block.ffn_residual.norm)
-    _linear(spec.ffn.linear_0, block.ffn.expand)
-    _linear(spec.ffn.linear_1, block.ffn.contract)
-
-
 def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:
     """Each has the batch its authors chose: theirs is 2048 tokens in their examples."""
+    if arguments.run:
+        return of_run(arguments.run, arguments.text, arguments.reference, arguments.sentences, setting)
     model, groups = random_model(size), sentences(size, arguments.sentences or 100)
     theirs, ours = converted(model, torch.get_num_threads()), DecodeConfig().batch_tokens
     # With several beams they may differ: at the last position we count the </s> that must come, they do not.
@@ -160,3 +131,56 @@ def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace
     }
     count = sum(map(len, groups))
     return compete({name: partial(Work, way, count, "sentences") for name, way in ways.items()}, setting)
+
+
+def of_run(run: Path, text: Path, reference: Path | None, count: int, setting: Setting) -> list[Row]:
+    """A trained translator, from text to text; BLEU where there are references."""
+    trained = load(run, device="cpu")
+    lines = text.read_text(encoding="utf-8").splitlines()[: count or None]
+    outputs: dict[str, list[str]] = {}
+
+    def ours() -> None:
+        outputs["leadline"] = trained.translator().translate_tokenized(lines)
+
+    ways: dict[str, Callable[[], None]] = {"leadline": ours}
+    with tempfile.TemporaryDirectory() as folder:
+        for quantization in exported.QUANTIZATIONS:
+            name, out = f"CTranslate2, {quantization}", Path(folder) / quantization
+            export(run, trained, out, "ctranslate2", quantization)
+            ways[name] = _by_card(trained, out, lines, outputs, name)
+        rows = compete({name: partial(Work, way, len(lines), "sentences") for name, way in ways.items()}, setting)
+    for row in rows:
+        if written := outputs.get(row["contestant"]):
+            row["same_output"] = sum(map(str.__eq__, written, outputs.get("leadline", written))) / len(lines)
+            if reference:
+                expected = reference.read_text(encoding="utf-8").splitlines()[: len(lines)]
+                row |= corpus_scores(written, expected, trained.tokenizer, trained.tokenizer.config.target_lang)
+    return rows
+
+
+def _by_card(
+    trained: Trained, folder: Path, lines: list[str], outputs: dict[str, list[str]], name: str
+) -> Callable[[], None]:
+    """As the model card says, in batches of the size of their examples."""
+    import ctranslate2
+
+    threads, decode = torch.get_num_threads(), trained.config.decode
+    translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    number: Any = tokenizer.token_to_id
+
+    def run() -> None:
+        results = translator.translate_batch(
+            [encoding.tokens for encoding in tokenizer.encode_batch(lines)],
+            beam_size=decode.beam,
+            length_penalty=decode.length_penalty,
+            min_decoding_length=0,
+            max_decoding_length=trained.model.config.max_length - 1,
+            max_batch_size=2048,
+            batch_type="tokens",
+        )
+        written = tokenizer.decode_batch([[number(piece) for piece in result.hypotheses[0]] for result in results])
+        outputs[name] = [" ".join(line.split()) for line in written]
+
+    return run

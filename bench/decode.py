@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.convert import to_huggingface
+from bench import convert
 from bench.measure import Contestants, Row, Setting, Work, compete
 from bench.ours import config_of
 from bench.workload import EOS, PAD, SIZES, Size
@@ -119,7 +119,7 @@ def huggingface(problem: Problem, setting: Setting, outputs: Outputs, name: str,
     from transformers import LogitsProcessorList
 
     device = setting.device
-    model = to_huggingface(problem.make_model()).to(device, DTYPES[setting.precision])
+    model = convert.translator(problem.make_model()).to(device, DTYPES[setting.precision])
     order = sorted(range(len(problem.sources)), key=lambda i: len(problem.sources[i]))
 
     @torch.inference_mode()

@@ -43,7 +43,7 @@ COLUMNS = {
     "wall_seconds": ("s in all", ".1f"),
     "seconds_to_target": ("s to target", ".1f"),
     "valid_nll": ("valid loss", ".3f"),
-    "bleu": ("BLEU", ".1f"),
+    "bleu": ("BLEU", ".2f"),
     "bleu_p": ("p against leadline", ".3f"),
     "same_output": ("same output as leadline", ".1%"),
     "leadline_is_faster_by": ("leadline is faster by", ".2f×"),

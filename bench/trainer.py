@@ -194,7 +194,7 @@ def translation(config: Config, out: Path, told: Told, our_batches: bool) -> Non
         more["plan"] = _plan(rows["train"], config, -(-updates // many))[:updates]
     else:
         more["train_sampling_strategy"] = "group_by_length"
-    model = convert.to_huggingface(
+    model = convert.translator(
         Transformer(tokenizer.vocab_size, seed=config.train.seed, **configuration.to_dict(config.model))
     ).train()
 

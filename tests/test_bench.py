@@ -139,7 +139,7 @@ def test_generating_gives_the_same_tokens(tmp_path: Path) -> None:
 
 
 def test_decoding_a_trained_run(finished: Path, tmp_path: Path) -> None:
-    """Pre-LN, by way of M2M100."""
+    """Pre-LN, by way of Pegasus."""
     pytest.importorskip("transformers")
     text = tmp_path / "text"
     text.write_text("zwölf\neinundzwanzig\n\ndrei Tage\n", encoding="utf-8")
@@ -147,26 +147,15 @@ def test_decoding_a_trained_run(finished: Path, tmp_path: Path) -> None:
     assert [row["same_output"] for row in facts["rows"]] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("placement", ["pre_ln", "post_ln", "deepnorm"])
-def test_copied_weights_compute_the_same(placement: str) -> None:
-    pytest.importorskip("transformers")
-    from bench.convert import to_huggingface
-    from leadline.kernels.pack import pack_one
-    from leadline.model import Transformer
-
-    sizes = {"encoder_layers": 2, "decoder_layers": 3, "dim": 16, "ffn_dim": 32, "heads": 2, "max_length": 12}
-    model = Transformer(40, placement=placement, **sizes).eval()
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    source, target = np.array([5, 6, 7, 2]), np.array([1, 9, 8])
-    with torch.no_grad():
-        found = model.logits(model(pack_one([source]), pack_one([target])))
-        expected = to_huggingface(model)(
-            input_ids=torch.from_numpy(source)[None], decoder_input_ids=torch.from_numpy(target)[None]
-        ).logits[0]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+def test_ctranslate2_beside_a_trained_run_has_a_score_and_says_what_is_the_same(finished: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    for name, text in (("de", "zwölf\neinundzwanzig\ndrei Tage\n"), ("en", "twelve\ntwenty-one\nthree days\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    given = ["--run", str(finished), "--text", str(tmp_path / "de"), "--reference", str(tmp_path / "en")]
+    facts = bench("ctranslate2", *given, out=tmp_path)
+    assert [row["contestant"] for row in facts["rows"]] == ["leadline", "CTranslate2, float32", "CTranslate2, int8"]
+    assert all(0 <= row["bleu"] <= 100 and row["bleu_signature"] for row in facts["rows"])
+    assert facts["rows"][0]["same_output"] == 1
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), depth.SIZES["depth-tiny"].depths)

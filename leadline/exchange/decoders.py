@@ -103,6 +103,11 @@ def save(trained: Trained, out: Path) -> list[str]:
     folders.require_empty(out)
     folders.save_weights(to_theirs(model, kind), out)
     write_json(out / "config.json", describe(model, kind) | {"bos_token_id": end, "eos_token_id": end})
+    draw = trained.config.generate
+    drawn = {"do_sample": True, "temperature": draw.temperature, "top_k": draw.top_k, "top_p": draw.top_p}
+    length = min(model.config.max_length, draw.tokens)
+    search = {"max_length": length, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    write_json(out / "generation_config.json", search | (drawn if draw.temperature else {}))
     tokenizer.bpe.save(str(out / "tokenizer.json"))
     text = tokenizer.piece(end)
     write_json(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from leadline.errors import UserError, nearest
-from leadline.exchange import ctranslate2, formats, huggingface
+from leadline.exchange import card, ctranslate2, formats, huggingface
 from leadline.training.run import labels_of
 from leadline.training.trained import Trained
 
@@ -23,5 +23,9 @@ def export(
         if quantization != "float32":
             raise UserError("--quantization is for --to ctranslate2: transformers reads this folder in any precision")
         notes = huggingface.save(trained, out, labels_of(run))
-        return huggingface.architecture(out), notes
-    return exact.title, ctranslate2.save(trained, out, quantization)
+        title = huggingface.architecture(out)
+    else:
+        notes = ctranslate2.save(trained, out, quantization)
+        title = exact.title if quantization == "float32" else f"{exact.title} with {quantization} matrices"
+    card.write(run, trained, out, to, title, notes)
+    return title, notes

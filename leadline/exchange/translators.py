@@ -62,6 +62,7 @@ WORDS = [
 THEIR_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh"} | {theirs: ours for ours, theirs in ACTIVATIONS.items()}
 CLOSE = 1e-4  # sinusoids that were computed otherwise differ by less
 
+NUMBERS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": EOS}
 OWN = "leadline"  # a key of config.json that transformers leaves alone, with what it has no key for:
 KEPT = ("source_lang", "target_lang", "text", "lowercase", "directions", "tag")
 
@@ -133,23 +134,8 @@ def to_theirs(model: Transformer) -> dict[str, Tensor]:
 def save(trained: Trained, out: Path) -> list[str]:
     """Write a folder that AutoModelForSeq2SeqLM and AutoTokenizer open; what a user should know about it."""
     config, tokenizer, data = trained.model.config, trained.tokenizer, trained.tokenizer.config
-    name = formats.choose(config).name
-    folders.require_empty(out)
-    model = as_plain(trained.model)
-    folders.save_weights(to_theirs(model), out)
-    described = {theirs: getattr(config, ours) for theirs, (ours, _) in KEYS.items()} | {
-        "architectures": [KINDS[name].architecture],
-        "model_type": name,
-        "is_encoder_decoder": True,
-        "vocab_size": model.vocab_size,
-        "decoder_vocab_size": model.vocab_size,
-        "activation_function": ACTIVATIONS[config.activation],
-        "share_encoder_decoder_embeddings": model.config.embeddings == "tied",
-        "tie_word_embeddings": model.config.embeddings != "separate",
-        **_numbers(tokenizer),
-        OWN: {"placement": config.placement, "data": {key: getattr(data, key) for key in KEPT}},
-    }
-    write_json(out / "config.json", described)
+    own = {"placement": config.placement, "data": {key: getattr(data, key) for key in KEPT}}
+    name = write_model(trained.model, out, _numbers(tokenizer) | {OWN: own})
     write_json(out / "generation_config.json", _generation(trained))
     settings = {
         "model_max_length": config.max_length,
@@ -166,6 +152,27 @@ def save(trained: Trained, out: Path) -> list[str]:
     return notes
 
 
+def write_model(model: Transformer, out: Path, more: dict[str, Any]) -> str:
+    """Weights and config.json, with `more` in it; which of KINDS it is."""
+    config = model.config
+    name = formats.choose(config).name
+    folders.require_empty(out)
+    plain = as_plain(model)
+    folders.save_weights(to_theirs(plain), out)
+    described = {theirs: getattr(config, ours) for theirs, (ours, _) in KEYS.items()} | {
+        "architectures": [KINDS[name].architecture],
+        "model_type": name,
+        "is_encoder_decoder": True,
+        "vocab_size": model.vocab_size,
+        "decoder_vocab_size": model.vocab_size,
+        "activation_function": ACTIVATIONS[config.activation],
+        "share_encoder_decoder_embeddings": plain.config.embeddings == "tied",
+        "tie_word_embeddings": plain.config.embeddings != "separate",
+    }
+    write_json(out / "config.json", described | more)
+    return name
+
+
 def tags_in_source(trained: Trained) -> bool:
     """Whether a user writes the tag of a language before the text."""
     return bool(trained.tokenizer.config.directions) and trained.tokenizer.config.tag == "source"
@@ -180,16 +187,13 @@ def starts(tokenizer: Tokenizer) -> list[int]:
 
 
 def _numbers(tokenizer: Tokenizer) -> dict[str, Any]:
-    start = starts(tokenizer)[0]
-    return {
-        "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": EOS,
-        "decoder_start_token_id": start,
-    }  # fmt: skip
+    return NUMBERS | {"decoder_start_token_id": starts(tokenizer)[0]}
 
 
 def _generation(trained: Trained) -> dict[str, Any]:
     """How ours searches. Where several tokens may begin a target, none is given: the user says which."""
-    decode, numbers = trained.config.decode, _numbers(trained.tokenizer)
+    decode = trained.config.decode
+    numbers: dict[str, Any] = _numbers(trained.tokenizer)
     if len(starts(trained.tokenizer)) > 1:
         numbers |= {"bos_token_id": None, "decoder_start_token_id": None}
     search: dict[str, Any] = {"num_beams": decode.beam, "max_new_tokens": trained.model.config.max_length}

@@ -1,0 +1,147 @@
+"""README.md of an exported folder: what the model is, on what and how it was trained, its scores, and how to use it.
+
+Front matter is what hubs read. The licence is left open: whose text it was trained on decides what may be chosen.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import leadline
+from leadline import evaluations, history
+from leadline.config import Config
+from leadline.data.directions import arrow, sources, targets
+from leadline.data.sources import parse
+from leadline.exchange import usage
+from leadline.files import write_text
+from leadline.placement import find
+from leadline.provenance import facts_of
+from leadline.training.trained import Trained
+
+OPEN = "# yours to fill in: Leadline does not choose a licence, and that of the training data may bind you"
+KINDS = {
+    "translation": ("translator", "translation"),
+    "causal_lm": ("language model", "text-generation"),
+    "masked_lm": ("encoder", "fill-mask"),
+    "classification": ("classifier", "text-classification"),
+}
+
+
+def write(run: Path, trained: Trained, out: Path, to: str, title: str, notes: Sequence[str]) -> None:
+    kind, pipeline = KINDS.get(trained.config.task, (trained.config.task, ""))
+    head = ["---", f"license:  {OPEN}", f"library_name: {'transformers' if to == 'huggingface' else 'ctranslate2'}"]
+    head += [f"pipeline_tag: {pipeline}"] if pipeline else []
+    head += ["language:", *(f"- {language}" for language in _languages(trained))]
+    head += ["tags:", "- leadline", "---"]
+    parts = [
+        "\n".join(head),
+        f"# {_plain(run.resolve().name)}",
+        _what(trained, kind, title),
+        "## How to use it",
+        f"```python\n{usage.code(trained, to)}```",
+        "\n".join(f"- {note}" for note in [*usage.limits(trained), *notes]),
+        "## Data",
+        _data(run, trained),
+        "## Training",
+        _training(run, trained),
+        "## Scores",
+        _scores(run, trained.checkpoint),
+        "## Licence",
+        "Not chosen yet: fill in `license` at the top. What the training data allows is for you to find out.",
+    ]
+    write_text(out / "README.md", "\n\n".join(part for part in parts if part) + "\n")
+
+
+def _plain(text: object) -> str:
+    """Text of users in Markdown: on one line, and nothing in it is markup."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(str(text).split()))
+
+
+def _languages(trained: Trained) -> list[str]:
+    data = trained.tokenizer.config
+    if data.directions:
+        return sorted({*sources(data.directions), *targets(data.directions)})
+    return [data.source_lang, data.target_lang] if trained.config.task == "translation" else [data.source_lang]
+
+
+def _what(trained: Trained, kind: str, title: str) -> str:
+    model, data = trained.model.config, trained.tokenizer.config
+    layers = "-".join(str(count) for count in (model.encoder_layers, model.decoder_layers) if count)
+    weights = sum(parameter.numel() for parameter in trained.model.parameters())
+    between = ""
+    if trained.config.task == "translation":
+        between = f" from {_plain(data.source_lang)} into {_plain(data.target_lang)}"
+        if data.directions:
+            between = f" between languages: {_plain(', '.join(map(arrow, data.directions)))}"
+    placement = find(model.placement)
+    equation = _plain((inspect.getdoc(sys.modules[placement.__module__]) or "").partition("\n")[0].rstrip("."))
+    return (
+        f"A {kind}{between}: a Transformer of {layers} layers, {model.dim} wide, with {weights:,} weights and a "
+        f"vocabulary of {trained.model.vocab_size:,}, trained with Leadline {leadline.__version__}.\n\n"
+        f"Its residual connections are `{model.placement}` ({equation}). In this folder it is {title}, which computes "
+        "the same."
+    )
+
+
+def _data(run: Path, trained: Trained) -> str:
+    data, facts = trained.tokenizer.config, facts_of(run)
+    source = parse(trained.config.data.source)
+    name = f"{source.kind}:…/{Path(source.place).name}" if source.place else str(source)  # where it lies is not told
+    lines = [f"- source: {_plain(name)}", f"- text: {data.text}{', in lower case' if data.lowercase else ''}"]
+    splits = facts.get("data", {}).get("splits", {}) if isinstance(facts.get("data"), dict) else {}
+    lines += [f"- {_plain(split)}: {told['rows']:,} rows" for split, told in splits.items() if "rows" in told]
+    return "\n".join(lines)
+
+
+TOLD = {
+    "optim": ("name", "lr", "schedule", "warmup", "betas", "weight_decay", "clip"),
+    "train": ("updates", "epochs", "batch_tokens", "label_smoothing", "precision", "seed"),
+    "model": ("dropout", "attention_dropout", "init"),
+}
+
+
+def _training(run: Path, trained: Trained) -> str:
+    config: Config = trained.config
+    code = facts_of(run).get("code") or {}
+    commit = f", commit {code['commit'][:12]}" if isinstance(code.get("commit"), str) else ""
+    lines = [f"| `{section}.{key}` | {_plain(getattr(getattr(config, section), key))} |"
+             for section, keys in TOLD.items() for key in keys]  # fmt: skip
+    begun = f"Checkpoint {trained.checkpoint} of the run{commit}. All keys are in its config.toml; the main ones:"
+    return "\n".join([begun, "", "| key | value |", "|---|---|", *lines])
+
+
+def _scores(run: Path, checkpoint: str) -> str:
+    """What was measured of this checkpoint: tables of leadline evaluate, and the evaluation when it was written."""
+    parts = []
+    for facts in evaluations.read(run):
+        if facts.get("checkpoint") == checkpoint:
+            parts.append(_table(facts))
+    known = [row for row in history.read(run).rows if "valid_nll" in row]
+    if known := [row for row in known if f"{row['update']:08d}" == checkpoint]:
+        parts.append("\n".join(["On the validation split, while it was trained:", "", *_told(known[-1])]))
+    return "\n\n".join(parts) or "None were measured of this checkpoint."
+
+
+def _table(facts: dict[str, Any]) -> str:
+    rows = [
+        f"| {_plain(arrow(row['direction']))} | {row['bleu']:.1f} | {row['chrf']:.1f} |"
+        for row in facts["by_direction"]
+        if isinstance(row.get("chrf"), int | float)
+    ]
+    signatures = facts.get("signatures")
+    told = signatures.items() if isinstance(signatures, dict) else []
+    lines = [f"- {_plain(signature)}: {_plain(names)}" for signature, names in told]
+    heads = ["| direction | BLEU | chrF |", "|---|---|---|"]
+    return "\n".join([f"{_plain(facts['name'])}:", "", *heads, *rows, "", *lines])
+
+
+def _told(row: dict[str, Any]) -> list[str]:
+    names = [name for name in row if name.startswith("valid_") and isinstance(row[name], int | float)]
+    told = [f"- {name.removeprefix('valid_').replace('_', ' ')}: {row[name]:.4g}" for name in names]
+    signatures = {name: row[name] for name in row if name.endswith("_signature")}
+    return told + [f"- {name.removeprefix('valid_').replace('_', ' ')}: `{text}`" for name, text in signatures.items()]
