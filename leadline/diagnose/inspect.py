@@ -132,7 +132,7 @@ def _require_usable(subject: Subject) -> None:
             )
     for number, batch in enumerate(subject.batches):
         tensors = list(tensors_in(batch))
-        if tensors and any(not t.numel() for t in tensors):
+        if tensors and not any(t.numel() for t in tensors):
             raise UserError(f"batch {number} is empty: it has a tensor of shape {_empty(tensors)}")
         if any(t.isnan().any() for t in tensors if t.is_floating_point()):
             raise UserError(f"batch {number} holds NaN: look at how it is prepared")
