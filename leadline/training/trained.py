@@ -29,6 +29,8 @@ from leadline.training.device import find_device
 
 @dataclass(frozen=True)
 class Trained:
+    """A run's model with its weights, vocabulary and config; `load` makes one."""
+
     config: Config
     model: Transformer
     tokenizer: Tokenizer
@@ -54,9 +56,11 @@ class Trained:
         return replace(self, config=into(self.config, language))
 
     def translator(self) -> Translator:
+        """What `translate` uses; it counts the sentences that were too long for the model and translated in pieces."""
         return tasks.find(self.config.task).translator(self.model, self.tokenizer, self.config)
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
+        """The translation of each sentence, by beam search as config.decode says."""
         return self.translator().translate(sentences)
 
     def generator(self, **options: Any) -> Generator:
