@@ -155,15 +155,15 @@ def python() -> str:
     import leadline
 
     lines = ["# Python", "", "What `import leadline` gives. Everything else may change from one version to the next."]
-    for name in ORDER:
-        home = leadline._HOME[name]
+    for name in [*ORDER, *(name for name in leadline.__all__ if name not in ORDER)]:
+        home, module = leadline._HOME[name], leadline._HOME[name] == f"leadline.{name}"
         options = [f'      heading: "leadline.{name}"', f'      toc_label: "{name}"']
-        lines += ["", f"::: {home}" if name == "recipes" else f"::: {home}.{name}", "    options:", *options]
+        lines += ["", f"::: {home}" if module else f"::: {home}.{name}", "    options:", *options]
         lines += [f"      members: {SHOWN[name]}"] if name in SHOWN else []
     return "\n".join(lines) + "\n"
 
 
-# In which they are needed; tests/test_docs.py holds it against leadline.__all__.
+# In which they are needed; others follow.
 ORDER = ["train", "resume", "load", "Trained", "compare", "Config", "recipes", "inspect", "Inspection", "Watch"]
 ORDER += ["Transformer", "Placement", "Site", "PLACEMENTS", "PreLN", "PostLN", "DeepNorm", "UserError", "Diverged"]
 

@@ -23,11 +23,7 @@ ENOUGH = 5  # looks before the first alarm
 
 
 class Watch:
-    """An on_step function that logs every layer's norms each `every` updates, and raises an alarm.
-
-    The alarm says that the update of a layer has grown to `alarm` times its usual size, which comes before the loss
-    jumps. It is a leadline.training.events.Watcher.
-    """
+    """An on_step function that also reads the model: see leadline.training.events.Watcher."""
 
     def __init__(self, every: int = 50, alarm: float = 2.0) -> None:
         if every < 1 or not alarm > 1:  # also where it is not a number

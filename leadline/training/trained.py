@@ -56,7 +56,6 @@ class Trained:
         return replace(self, config=into(self.config, language))
 
     def translator(self) -> Translator:
-        """What `translate` uses; it counts the sentences that were too long for the model and translated in pieces."""
         return tasks.find(self.config.task).translator(self.model, self.tokenizer, self.config)
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
