@@ -84,7 +84,7 @@ def test_what_comes_from_the_code_is_complete() -> None:
     assert all(f'heading: "leadline.{name}"' in python for name in leadline.__all__)
     assert "## leadline data prepare" in commands
     assert "| `--live` | Serve the page" in commands
-    assert "| `optim.lr` | `0.0005` | The highest learning rate of the schedule. |" in keys
+    assert "| `optim.momentum` | `0.0` | Of sgd. |" in keys
     assert "## numerals" in make_site.recipes()
     assert "::: leadline.training.trained.load\n" in python
     assert "::: leadline.recipes\n" in python
