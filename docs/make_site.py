@@ -88,7 +88,7 @@ def commands() -> str:
         lines += ["", f"## {name}", "", *_paragraphs(command.help or "")]
         rows = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
         if rows:
-            lines += ["", "| | |", "|---|---|", *rows]
+            lines += ["", "| option | meaning |", "|---|---|", *rows]
     return "\n".join(lines) + "\n"
 
 
@@ -127,7 +127,7 @@ def keys() -> str:
         begins = key.key.rpartition(".")[0]
         if begins != section:
             section = begins
-            lines += ["", f"## {section or 'What is trained'}", "", "| key | default | |", "|---|---|---|"]
+            lines += ["", f"## {section or 'What is trained'}", "", "| key | default | meaning |", "|---|---|---|"]
         choices = f" One of {', '.join(f'`{choice}`' for choice in key.choices)}." if key.choices else ""
         meaning = key.meaning and key.meaning[0].upper() + key.meaning[1:] + "."
         lines.append(f"| `{key.key}` | `{to_json(key.default)}` | {_cell(meaning)}{choices} |")
@@ -155,17 +155,20 @@ def python() -> str:
     import leadline
 
     lines = ["# Python", "", "What `import leadline` gives. Everything else may change from one version to the next."]
-    for name in ORDER:
-        home = leadline._HOME[name]
+    for name in [*ORDER, *(name for name in leadline.__all__ if name not in ORDER)]:
+        home, module = leadline._HOME[name], leadline._HOME[name] == f"leadline.{name}"
         options = [f'      heading: "leadline.{name}"', f'      toc_label: "{name}"']
-        lines += ["", f"::: {home}" if name == "recipes" else f"::: {home}.{name}", "    options:", *options]
-        lines += ["      members: false"] if name in ("recipes", "PLACEMENTS") else []
+        lines += ["", f"::: {home}" if module else f"::: {home}.{name}", "    options:", *options]
+        lines += [f"      members: {SHOWN[name]}"] if name in SHOWN else []
     return "\n".join(lines) + "\n"
 
 
-# In which they are needed; tests/test_docs.py holds it against leadline.__all__.
+# In which they are needed; others follow.
 ORDER = ["train", "resume", "load", "Trained", "compare", "Config", "recipes", "inspect", "Inspection", "Watch"]
 ORDER += ["Transformer", "Placement", "Site", "PLACEMENTS", "PreLN", "PostLN", "DeepNorm", "UserError", "Diverged"]
+
+# Where not all that has a docstring is for users: the names that are.
+SHOWN = {"recipes": "false", "PLACEMENTS": "false", "Transformer": "[forward]", "Watch": "false", "Config": "[set]"}
 
 GENERATED: dict[str, Callable[[], str]] = {
     "reference/commands.md": commands,

@@ -31,8 +31,8 @@ class ModelConfig:
     """The Transformer. A stack with 0 layers does not exist, so the layer counts also choose the architecture."""
 
     placement: str = "pre_ln"  # where the norms are, by name (leadline placements) or your.module:YourPlacement
-    encoder_layers: int = 6  # 0: no encoder
-    decoder_layers: int = 6  # 0: no decoder
+    encoder_layers: int = 6  # of the encoder; 0: the model has none
+    decoder_layers: int = 6  # of the decoder; 0: the model has none
     dim: int = 512  # width of the residual stream and the embeddings
     ffn_dim: int = 1024  # width inside the feed-forward layers
     heads: int = 4  # attention heads; they share model.dim, unless model.head_dim says otherwise
@@ -57,12 +57,12 @@ class ModelConfig:
     classes: int = 0  # outputs of BERT's pooler on the first token; 0: none
     embed_scale: bool = added(default=True, neutral=True)  # √dim times a token's embedding; BERT's own models: without
     pooler: bool = added(default=False, neutral=False)  # BERT's pooler, also where nothing reads it yet
-    kv_heads: int = added(default=0, neutral=0)  # of keys and values, each for a group of queries; 0: as model.heads
+    kv_heads: int = added(default=0, neutral=0)  # heads of keys and values, each for a group of queries; 0: model.heads
     head_dim: int = added(default=0, neutral=0)  # width of a head; 0: model.dim / model.heads
     rotary_theta: float = added(default=10000.0, neutral=10000.0)  # rotary positions: the slowest wave is about 2π·this
     # a norm of queries and keys, over each head (Qwen3) or over all heads together (OLMo 2)
     qk_norm: Literal["none", "head", "width"] = added(default="none", neutral="none")
-    bias: bool = added(default=True, neutral=True)  # of the matrices and the layer norms of the blocks
+    bias: bool = added(default=True, neutral=True)  # whether matrices and layer norms of the blocks have biases
 
     def __post_init__(self) -> None:
         if self.encoder_layers < 0 or self.decoder_layers < 0 or self.encoder_layers + self.decoder_layers == 0:
@@ -172,7 +172,7 @@ class OptimConfig:
     eps: float = 1e-9  # Adam's: added to the root of the squared gradient
     weight_decay: float = 0.0  # of matrices; decoupled in adamw and radam, added to the gradient in adam and sgd
     decay_embeddings: bool = added(default=True, neutral=True)  # false: weight decay leaves the embeddings out too
-    momentum: float = 0.0  # sgd only
+    momentum: float = 0.0  # of sgd
     clip: float = 0.0  # largest gradient norm; 0: no clipping
     # the learning rate after warm-up
     schedule: Literal["inverse_sqrt", "hold_inverse_sqrt", "linear", "constant", "step", "cosine"] = "hold_inverse_sqrt"
@@ -215,8 +215,8 @@ class OptimConfig:
 class TrainConfig:
     """How long, in what batches and on what machine."""
 
-    updates: int = 0  # stop after this many; 0: epochs decide
-    epochs: int = 0  # stop after this many; 0: updates decide
+    updates: int = 0  # stop after this many updates; 0: epochs decide
+    epochs: int = 0  # stop after this many epochs; 0: updates decide
     batch_tokens: int = 4096  # tokens in a packed batch; of the target, where there is one
     batch_sequences: int = 0  # classification: sequences in a batch; batch_tokens is then the most they may take
     accumulate: int = 1  # batches summed into one update, by however many processes
@@ -224,7 +224,7 @@ class TrainConfig:
     seed: int = 1  # of the initial weights, the order of the data, dropout and masks
     start: str = ""  # a run whose weights this one starts from
     start_checkpoint: str = "best"  # which of its checkpoints: best, last, average:K or a number
-    device: str = "auto"  # auto, cpu, cuda, cuda:1
+    device: str = "auto"  # where to compute: auto, cpu, cuda or cuda:1
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it, else fp32; weights are fp32
     # graph: captured once, the fastest, CUDA only; eager: anywhere; compiled: block by block with torch.compile;
     # auto: graph in bf16 on an NVIDIA GPU where it can be used, else eager
@@ -273,7 +273,7 @@ class TrainConfig:
 class MaskConfig:
     """What a masked language model has to guess."""
 
-    share: float = 0.15  # of the tokens
+    share: float = 0.15  # of the tokens: those that the model has to predict
     whole_words: bool = False  # a word is masked with all its pieces or not at all
 
     def __post_init__(self) -> None:

@@ -79,13 +79,16 @@ def test_the_navigation_has_every_page_once(uris: list[str]) -> None:
 
 
 def test_what_comes_from_the_code_is_complete() -> None:
-    assert sorted(make_site.ORDER) == sorted(leadline.__all__)
-    commands, keys = make_site.commands(), make_site.keys()
+    commands, keys, python = make_site.commands(), make_site.keys(), make_site.python()
+    assert set(make_site.ORDER) <= set(leadline.__all__)
+    assert all(f'heading: "leadline.{name}"' in python for name in leadline.__all__)
     assert "## leadline data prepare" in commands
     assert "| `--live` | Serve the page" in commands
-    assert "| `optim.lr` | `0.0005` | The highest learning rate of the schedule. |" in keys
+    assert "| `optim.momentum` | `0.0` | Of sgd. |" in keys
     assert "## numerals" in make_site.recipes()
-    assert "::: leadline.training.trained.load" in make_site.python()
+    assert "::: leadline.training.trained.load\n" in python
+    assert "::: leadline.recipes\n" in python
+    assert "::: leadline.diagnose.inspect.inspect\n" in python
 
 
 def test_lists_begin_after_a_blank_line() -> None:

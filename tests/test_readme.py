@@ -36,11 +36,8 @@ def commands() -> list[str]:
     return [part.split("  #")[0].replace("$D", "") for part in parts if part.startswith("leadline ")]
 
 
-def test_the_readme_is_short_and_all_links_lead_somewhere() -> None:
+def test_the_readme_is_short() -> None:
     assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 140
-    for page in [PAGES[0], *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
-            assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
 
 
 def test_there_are_commands_to_check() -> None:

@@ -127,7 +127,7 @@ def reproduce(
         list[int] | None, typer.Option("--depth", help="Only runs of so many layers a stack; may be repeated.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Only runs whose name begins so; may be repeated.")
+        list[str] | None, typer.Option("--only", help="Only runs whose names begin with this; may be repeated.")
     ] = None,
     at_once: Annotated[
         int | None, typer.Option("--jobs", help="Trainings side by side; 2 if not given. A cluster decides by itself.")

@@ -16,22 +16,22 @@ from leadline.files import to_json
 @app.command()
 def generate(
     run: RunFolder,
-    prompts: Annotated[
-        list[str] | None, typer.Argument(help="Texts to go on with; lines of stdin if not given.")
-    ] = None,
+    prompts: Annotated[list[str] | None, typer.Argument(help="Texts to continue; lines of stdin if not given.")] = None,
     source: Annotated[Path | None, typer.Option("--input", "-i", help="A file of prompts, one a line.")] = None,
     tokens: Annotated[int | None, typer.Option(help="New tokens at most (generate.tokens).")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
     temperature: Annotated[float | None, typer.Option(help="Divides the logits (generate.temperature).")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest that together have so much.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of what is drawn (generate.seed).")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from this many of the likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest tokens that together have this probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the drawing (generate.seed).")] = None,
     which: Which = "best",
     device: Device = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with texts: prompts as arguments, from a file, or from stdin; one alone is written as it comes."""
+    """Continue texts: prompts as arguments, from a file or from stdin; a single one is written as it comes."""
     if greedy and temperature:
         raise UserError("--greedy is --temperature 0: leave one of them out")
     if prompts and source:

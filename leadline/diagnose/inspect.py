@@ -44,11 +44,13 @@ def inspect(
 ) -> Inspection:
     """Find the residual connections of a model, name what is wrong with them, and say whether it will train.
 
-    batch      what the model is called with: a dictionary of keywords, a tuple of arguments or a single value;
-               a DataLoader or an iterator of such gives a few of them
-    loss       function(output, batch) -> one number; not needed where the output has a `loss`
-    optimizer  what will train it, at the intended rate; Adam at 1e-3 if not given
-    warmup     updates over which the rate will rise
+    Args:
+        module: the model; no subclass and no naming is asked of it.
+        batch: what the model is called with: a dictionary of keywords, a tuple of arguments or a single value; a
+            DataLoader or an iterator of such gives a few of them.
+        loss: function(output, batch) -> one number; not needed where the output has a `loss`.
+        optimizer: what will train it, at the intended rate; Adam at 1e-3 if not given.
+        warmup: updates over which the rate will rise.
     """
     if not isinstance(module, nn.Module):
         raise UserError(f"inspect takes a torch.nn.Module, not {type(module).__name__}")

@@ -19,6 +19,8 @@ from leadline.files import read_json, write_json
 
 @dataclass(frozen=True)
 class Inspection:
+    """What `inspect` has found: print it, show it in a notebook, or save it for `leadline report`."""
+
     name: str
     connections: Sequence[Connection]
     findings: Sequence[Finding]

@@ -31,7 +31,7 @@ from leadline.placement import find
 
 
 class Transformer(nn.Module):
-    """Keywords are those of ModelConfig; the weights start from `seed`."""
+    """The model of all tasks: two stacks, or one. Keywords are those of ModelConfig; the weights start from `seed`."""
 
     ops: Any = PLAIN
 

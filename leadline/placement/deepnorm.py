@@ -27,6 +27,8 @@ def alpha_beta(site: Site) -> tuple[float, float]:
 
 
 class DeepNorm(Placement):
+    """LN(α·x + f(x)), weights × β, with α and β of the numbers of layers."""
+
     base = "xavier"
 
     def __init__(self, site: Site) -> None:

@@ -14,6 +14,8 @@ from leadline.placement.base import Placement, Site
 
 
 class PostLN(Placement):
+    """LN(x + f(x))."""
+
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.norm = site.norm()

@@ -14,6 +14,8 @@ from leadline.placement.base import Placement, Site
 
 
 class PreLN(Placement):
+    """x + f(LN(x)), and one LN after the last layer of each stack."""
+
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.norm = site.norm()

@@ -31,6 +31,8 @@ from leadline.world import ALONE, World
 
 @dataclass(frozen=True)
 class Trained:
+    """A run's model with its weights, vocabulary and config; `load` makes one."""
+
     config: Config
     model: Transformer
     tokenizer: Tokenizer
@@ -65,6 +67,7 @@ class Trained:
         return tasks.find(self.config.task).translator(self.model, self.tokenizer, self.config, world)
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
+        """The translation of each sentence, by beam search as config.decode says."""
         return self.translator().translate(sentences)
 
     def generator(self, **options: Any) -> Generator:
