@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from leadline import callbacks, recipes
     from leadline.api import resume, train
     from leadline.config import Config
+    from leadline.diagnose.explain import explain
     from leadline.diagnose.inspect import inspect
     from leadline.diagnose.inspection import Inspection
     from leadline.diagnose.watch import Watch
@@ -32,6 +33,7 @@ _HOME = {
     "Diverged": "leadline.errors",
     "Inspection": "leadline.diagnose.inspection",
     "Watch": "leadline.diagnose.watch",
+    "explain": "leadline.diagnose.explain",
     "inspect": "leadline.diagnose.inspect",
     "UserError": "leadline.errors",
     "Trained": "leadline.training.trained",
@@ -71,6 +73,7 @@ __all__ = [
     "UserError",
     "Watch",
     "callbacks",
+    "explain",
     "inspect",
     "load",
     "recipes",

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import leadline
-from leadline import flight, pulse
-from leadline.diagnose import alarm, looking
+from leadline import alarm, flight, pulse
+from leadline.diagnose import looking
 from leadline.errors import UserError
 from leadline.files import write_json
 from leadline.history import Row

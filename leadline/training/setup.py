@@ -103,7 +103,9 @@ def _chosen(
     if config.train.step != "auto":
         return config, _build(config, task, device, batch, world), ""
     built = None
-    if not (why := not_capturable(device, config.train.precision)):
+    if config.train.on_spike == "skip":
+        why = "the captured one cannot leave out an update, as train.on_spike=skip asks"
+    elif not (why := not_capturable(device, config.train.precision)):
         captured = _with_step(config, "graph")
         try:
             built = _build(captured, task, device, batch, world)
