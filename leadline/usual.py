@@ -51,7 +51,9 @@ class Usual:
         return distance
 
     def times(self, value: float) -> float:
-        """How many times its usual size a value is."""
+        """How many times its usual size a value is; infinite where it is not finite or nothing is usual."""
+        if not self.count or not math.isfinite(value):
+            return math.inf
         return math.exp(_log(value) - self.mean)
 
 

@@ -105,7 +105,7 @@ def explain_command(
     html: Annotated[Path | None, typer.Option(help="Write a page; figures as PNG and CSV go beside it.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what went wrong in a training, in which layer and since which update, and what to do; or that it is healthy."""
+    """Say what went wrong in a training, where, since which update, and what to do; or that it is healthy."""
     from leadline.diagnose.explain import explain
 
     explanation = explain(run)

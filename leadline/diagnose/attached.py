@@ -69,6 +69,9 @@ class Attached:
         self.update += 1
         losses = self.losses if loss is None else [torch.as_tensor(loss).detach().float()]
         row: Row = {"update": self.update, "lr": self.lr}
+        if self.looker.changed:
+            row["changed"], self.looker.changed = self.looker.changed, {}
+            self._describe()
         self.waiting.append((row, losses, self.pulses))
         looked, self.looked, self.losses, self.pulses = self.looked, {}, [], []
         due = self.update % self.every == 0

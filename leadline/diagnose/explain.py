@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from leadline import flight, history
-from leadline.alarm import COLLAPSED, FAR, OUTSIDE, layer_values, numbers_of
+from leadline.alarm import COLLAPSED, FAR, OUTSIDE, RAMP, RISE, layer_values, numbers_of
 from leadline.errors import UserError
 from leadline.history import Row
 from leadline.pulse import EMBEDDINGS
@@ -69,10 +70,12 @@ def explain(run: str | Path | Sequence[Row], looks: Sequence[Row] = ()) -> Expla
     rows = list(run) or [row for row in looks if "loss" in row]
     if not rows:
         raise UserError(f"{name} has measured nothing yet: there is nothing to explain")
-    timeline = Timeline(rows, looks)
-    facts = {"first": int(timeline.updates[0]), "last": int(timeline.updates[-1]), "layers": len(timeline.layers),
-             "looks": len(timeline.looks)}  # fmt: skip
-    return Explanation(name, causes_of(timeline), facts, rows)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of what was not measured or is not finite
+        timeline = Timeline(rows, looks)
+        causes = causes_of(timeline)
+    facts = {"first": int(timeline.updates[0]), "last": int(timeline.updates[-1])}
+    return Explanation(name, causes, facts | {"layers": len(timeline.layers), "looks": len(timeline.looks)}, rows)
 
 
 class Timeline:
@@ -104,14 +107,12 @@ class Timeline:
     def change(self, values: np.ndarray, at: int, until: int = 1) -> np.ndarray:
         """Log of the median from `at` on, over the median before it."""
         before, after = values[max(0, at - BEFORE) : at], values[at : at + until]
-        with np.errstate(all="ignore"):
-            return np.log(np.nanmedian(after, axis=0)) - np.log(np.nanmedian(before, axis=0))
+        return np.log(np.nanmedian(after, axis=0)) - np.log(np.nanmedian(before, axis=0))
 
     def _shifts(self, loss: np.ndarray) -> np.ndarray:
         """Where the level of the loss rises by more than its noise, at the steepest place of each rise."""
         shifted, rise = np.zeros(len(loss), bool), np.zeros(len(loss))
-        with np.errstate(all="ignore"):
-            logs = np.log(loss)
+        logs = np.log(loss)
         for at in range(ENOUGH, len(loss) - 2):
             noise = np.nanstd(np.diff(logs[at - BEFORE : at])) / math.sqrt(2)
             by = np.nanmin(logs[at : at + 3]) - np.nanmedian(logs[at - BEFORE : at])
@@ -130,7 +131,7 @@ class Timeline:
             marks |= np.nan_to_num(outside).max(axis=1) > OUTSIDE
         ratio = np.ones(len(self.rows))
         ratio[1:] = self.rates[1:] / self.rates[:-1]
-        marks |= (ratio > 2) & (self.updates > 10)
+        marks |= (ratio > RISE) & (self.updates > RAMP)
         return [int(i) for i in np.flatnonzero(marks)]
 
 
@@ -188,7 +189,7 @@ def _weights(t: Timeline, at: int) -> Cause | None:
 
 
 def _rate(t: Timeline, at: int) -> Cause | None:
-    if at == 0 or not t.rates[at] / t.rates[at - 1] > 2 or t.updates[at] <= 10:
+    if at == 0 or not t.rates[at] / t.rates[at - 1] > RISE or t.updates[at] <= RAMP:
         return None
     times, update = t.rates[at] / t.rates[at - 1], int(t.updates[at])
     return Cause(
@@ -254,7 +255,7 @@ def _moments(t: Timeline, at: int) -> Cause | None:
 
 def _data(t: Timeline, at: int) -> Cause | None:
     """The loss jumps, and nothing has touched the weights: it is what the model was given."""
-    if not _far(t, at, ("loss",)) and not t.shifted[at]:
+    if not math.isfinite(t.series["loss"][at]) or not (_far(t, at, ("loss",)) or t.shifted[at]):
         return None
     loss, update = t.series["loss"], int(t.updates[at])
     jump = float(t.change(loss, at))
@@ -269,7 +270,7 @@ def _data(t: Timeline, at: int) -> Cause | None:
             f"at update {update} alone the loss is {now:.3g} in place of {level:.3g}{rows}",
             "look at these rows and leave them out; train.on_spike=rollback does so by itself",
         )  # fmt: skip
-    if len(after) and t.shifted[at] and _learns_nothing(t, at, level):
+    if len(after) and _learns_nothing(t, at, level):
         return Cause(
             "labels", "", update,
             f"since update {update} the loss is {now:.3g} in place of {level:.3g} and does not come back, while gradients "
@@ -307,6 +308,15 @@ RULES: tuple[Rule, ...] = (_weights, _rate, _loss_scale, _moments, _data)
 
 def _norm(t: Timeline) -> Iterator[Cause]:
     """A norm that did something in the look before does nothing in the look after."""
+    for row in t.rows:  # of a model whose operations are followed: another placement than before
+        for name, change in row.get("changed", {}).items():
+            update = int(row["update"])
+            yield Cause(
+                "norm", name, update,
+                f"the look at update {update} saw another model than the one before: {name} was {change}",
+                f"put the norms of {name} back",
+            )  # fmt: skip
+            return
     for before, after in itertools.pairwise(t.looks):
         for name in _layers_of(before, "norm_output"):
             if _does_nothing(after, name) and not _does_nothing(before, name):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from leadline.alarm import FAR, Seer
+from leadline.alarm import Seer, is_far
 from leadline.flight import Flight
 from leadline.history import Row
 from leadline.training.checkpoint import State
@@ -82,7 +82,7 @@ class Recorder:
         return spikes, told
 
     def _far(self, values: dict[str, float]) -> bool:
-        return any(not math.isfinite(value) or self.usual[name].distance(value) > FAR for name, value in values.items())
+        return any(not math.isfinite(value) or is_far(name, self.usual[name], value) for name, value in values.items())
 
     def close(self) -> None:
         if self.flight:
