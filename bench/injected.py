@@ -218,11 +218,11 @@ def _injected(injector: Injector) -> Iterator[None]:
         rate = schedule(*given)
         return lambda update: rate(update) * injector.rate(update)
 
-    Task.collate, loop.set_up, optim.schedule = bad, with_optimizer, faster  # type: ignore[method-assign, assignment]
+    Task.collate, loop.set_up, optim.schedule = bad, with_optimizer, faster  # type: ignore
     try:
         yield
     finally:
-        Task.collate, loop.set_up, optim.schedule = collate, set_up, schedule  # type: ignore[method-assign]
+        Task.collate, loop.set_up, optim.schedule = collate, set_up, schedule  # type: ignore
 
 
 def train(case: Case, folder: Path) -> str:
@@ -337,11 +337,11 @@ def _judged(case: Case, folder: Path) -> list[Any]:
     # Where the fault begins, every update counts; a norm is only looked at every WATCHED updates.
     reach = WATCHED if case.fault == "norm" else 1
     right = (
-        bool(first)
+        first is not None
         and first.kind == case.fault
         and abs(first.update - case.at) <= reach
         and _is_place(first.where, put)
-    )  # type: ignore[union-attr]
+    )
     after = [update for update in alarms if case.fault and update >= case.at]
     shown = _shown(history.read(folder).points("valid_nll"), case.at) if case.fault else ""
     return [
@@ -421,7 +421,7 @@ def saved(seeds: int) -> None:
 
 @contextlib.contextmanager
 def _bad_rows(case: Case, bad: bool) -> Iterator[None]:
-    """The rows of one update are bad whenever they are asked for in its epoch: labels at random, and twenty times over."""
+    """The rows of one update are bad whenever they are asked for in its epoch: random labels, twenty times over."""
     from leadline.tasks.base import Task
 
     collate, calls, rows_of = Task.collate, -1, {}
@@ -441,11 +441,11 @@ def _bad_rows(case: Case, bad: bool) -> Iterator[None]:
             batch, labels=torch.where(valid, labels, batch.labels), count=max(1, batch.count // 20)
         )
 
-    Task.collate = spoilt  # type: ignore[method-assign, assignment]
+    Task.collate = spoilt  # type: ignore
     try:
         yield
     finally:
-        Task.collate = collate  # type: ignore[method-assign]
+        Task.collate = collate  # type: ignore
 
 
 # What watching costs
@@ -511,7 +511,12 @@ def _model(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     if name == "bert":
         return hf.BertForMaskedLM(hf.BertConfig(num_hidden_layers=4, vocab_size=8000)), {"input_ids": x, "labels": x}
     if name == "llama":
-        shape = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 4}
+        shape: dict[str, Any] = {
+            "hidden_size": 768,
+            "intermediate_size": 2048,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+        }
         config = hf.LlamaConfig(num_hidden_layers=4, vocab_size=8000, **shape)
         return hf.LlamaForCausalLM(config), {"input_ids": x, "labels": x}
     pixels, labels = torch.randn(8, 3, 224, 224), torch.randint(0, 2, (8,))

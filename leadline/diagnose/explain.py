@@ -1,10 +1,10 @@
-"""`leadline explain`: what went wrong in a training, where first and since when, from what its run folder holds. No torch.
+"""`leadline explain`: what went wrong in a training, where first and since when, from its run folder. No torch.
 
     explanation = leadline.explain("runs/mine")        or the rows of leadline.flight.read, and those of metrics.jsonl
     print(explanation)
 
-A number that leaves what is usual for it (`leadline.usual`) marks an update; each rule looks at what else changed there and
-says whether it was its kind of fault. The first update that a rule can name is the cause, what follows are its
+A number that leaves what is usual for it (`leadline.usual`) marks an update; each rule looks at what else changed there
+and says whether it was its kind of fault. The first update that a rule can name is the cause, what follows are its
 consequences. Rules on looks (`watch/…`) see what comes slowly.
 """
 
@@ -117,7 +117,7 @@ class Timeline:
             noise = np.nanstd(np.diff(logs[at - BEFORE : at])) / math.sqrt(2)
             by = np.nanmin(logs[at : at + 3]) - np.nanmedian(logs[at - BEFORE : at])
             rise[at] = by if by > max(SHIFT * noise, 0.05) else 0.0
-        for at in np.flatnonzero(rise):
+        for at in map(int, np.flatnonzero(rise)):
             shifted[at] = rise[at] >= rise[max(0, at - BEFORE) : at + AFTER].max()
         return shifted
 
@@ -179,7 +179,7 @@ def _weights(t: Timeline, at: int) -> Cause | None:
             "embedding", first, update,
             f"before update {update} the norm of an embedding table changed by {size:.2g} of itself though no step was "
             f"taken: rows of it were written to",
-            f"find what writes to the embeddings between updates {update - 1} and {update}; go on from a checkpoint before",
+            f"find what writes to embeddings before update {update}; go on from a checkpoint before",
         )  # fmt: skip
     return Cause(
         "weights", first, update,
@@ -241,7 +241,7 @@ def _moments(t: Timeline, at: int) -> Cause | None:
     same = np.nanmean(np.sign(moved) == np.sign(np.nanmedian(moved)))
     if same < 0.8:
         return None
-    said = f"at update {update} the steps of all layers are {times:.3g} times what they were, at the same rate and gradients"
+    said = f"at update {update} all layers step {times:.3g} times as far as before, at the same rate and gradients"
     if times > 1:
         return Cause(
             "moments", "", update, f"{said}: the optimizer has lost its moments",
@@ -273,8 +273,8 @@ def _data(t: Timeline, at: int) -> Cause | None:
     if len(after) and _learns_nothing(t, at, level):
         return Cause(
             "labels", "", update,
-            f"since update {update} the loss is {now:.3g} in place of {level:.3g} and does not come back, while gradients "
-            f"have become smaller than before: nothing in the inputs tells the labels any more",
+            f"since update {update} the loss is {now:.3g} in place of {level:.3g} and does not come back, while "
+            f"gradients have become smaller than before: nothing in the inputs tells the labels any more",
             f"look at how inputs and labels are brought together from update {update} on",
         )  # fmt: skip
     return Cause(
@@ -353,10 +353,10 @@ def _collapse(t: Timeline) -> Iterator[Cause]:
             if value is not None and value < COLLAPSED:
                 yield Cause(
                     "collapse", name, int(look["update"]),
-                    f"at update {look['update']} the tokens behind {name} are almost identical: {value:.1%} of their norm "
-                    f"differs",
-                    "the model has collapsed and seldom recovers: begin again with more warm-up, a lower rate or another "
-                    "placement of the norm",
+                    f"at update {look['update']} the tokens behind {name} are almost identical: {value:.1%} of "
+                    f"their norm differs",
+                    "the model has collapsed and seldom recovers: begin again with more warm-up, a lower rate or "
+                    "another placement of the norm",
                 )  # fmt: skip
                 return
 
@@ -368,8 +368,8 @@ def _logits(t: Timeline) -> Iterator[Cause]:
             if value is not None and value > LOGITS:
                 yield Cause(
                     "logits", name, int(look["update"]),
-                    f"at update {look['update']} an attention logit of {name} is {value:.3g}: each token attends to one "
-                    f"other, and no gradient passes",
+                    f"at update {look['update']} an attention logit of {name} is {value:.3g}: each token attends to "
+                    f"one other, and no gradient passes",
                     "normalise queries and keys (model.qk_norm), or lower the rate",
                 )  # fmt: skip
                 return

@@ -40,7 +40,7 @@ def _charts(rows: Sequence[Row]) -> list[Section]:
         if any(key in row for row in rows):
             values = [number(row.get(key)) for row in rows]
             charts.append(Chart(title, "update", title.lower(), [Series(title.lower(), updates, values)]))
-    layers = next((row["layers"] for row in rows if row.get("layers")), [])
+    layers: list[str] = next((row["layers"] for row in rows if row.get("layers")), [])
     for quantity, title in (("grad", "Gradient by layer"), ("update", "Step by layer"), ("weight", "Weights by layer")):
         by = [layer_values(row, quantity) for row in rows]
         series = [Series(name, updates, [_finite(values.get(name)) for values in by]) for name in layers]

@@ -21,7 +21,7 @@ from leadline.files import sha256
 from leadline.flight import Flight
 from leadline.metrics import Metrics, Unwritten
 from leadline.model import init
-from leadline.training import checkpoint, optim, saving
+from leadline.training import checkpoint, saving
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
 from leadline.training.device import resolved, telling_of_memory
@@ -192,13 +192,12 @@ def _updates(
     writer: saving.Writer,
 ) -> Spike | None:
     config, train = setup.config, setup.config.train
-    rate = optim.schedule(config.optim, setup.total, setup.updates_per_epoch)
     setup.model.train()
     waiting = Waiting(setup.device)
     since = _Since(waiting, torch.tensor(state.losses, device=setup.device).unbind())
     watchers = _watchers(setup)
     for epoch, begin, used, ends_epoch, rows, batches in prefetched(batches_of(setup, state)):
-        lr = rate(state.update + 1) * train.spike_lr ** (state.spikes if train.on_spike == "rollback" else 0)
+        lr = rate_of(setup, state, state.update + 1)
         recorder.begin(epoch, begin, rows, lr)
         due = [watcher for watcher in watchers if watcher.due(state.update + 1)]
         whole, stop = _of_all(setup.world, batches, signals)
@@ -269,14 +268,21 @@ def _updates(
     return None
 
 
+def rate_of(setup: Setup, state: State, update: int) -> float:
+    train = setup.config.train
+    rolled_back = state.spikes if train.on_spike == "rollback" else 0
+    return setup.rate(update) * train.spike_lr**rolled_back
+
+
 def _watchers(setup: Setup) -> list[Watcher]:
-    for function in setup.on_step:
+    functions: Sequence[Any] = setup.on_step
+    for function in functions:
         if hasattr(function, "due") and not isinstance(function, Watcher):
             raise UserError(
                 f"{type(function).__name__} has 'due' but not all of begin, seen, gradients and end: see "
                 "leadline.training.events.Watcher"
             )
-    return [function for function in setup.on_step if isinstance(function, Watcher)]
+    return [function for function in functions if isinstance(function, Watcher)]
 
 
 def _of_all(world: World, batches: Sequence[Any], signals: list[int]) -> tuple[Whole, int]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from pathlib import Path
 from typing import Any
 
 from leadline.data.store import Store, prepare
 from leadline.errors import UserError
-from leadline.training import checkpoint, loop, optim
+from leadline.training import checkpoint, loop
 from leadline.training import run as runs
 from leadline.training.checkpoint import Damaged, State
 from leadline.training.device import resolved
@@ -29,16 +28,12 @@ def replay(
     config = resolved(runs.absolute(config))
     setup = set_up(folder, config, Store(prepare(config.data)), [])
     state = _before(setup, update)
-    rate = optim.schedule(config.optim, setup.total, setup.updates_per_epoch)
     setup.model.train()
-    with contextlib.closing(loop.batches_of(setup, state)) as batches:
-        for number, (epoch, begin, _, _, rows, own) in zip(itertools.count(state.update + 1), batches, strict=False):
-            rolled = state.spikes if config.train.on_spike == "rollback" else 0
-            lr = rate(number) * config.train.spike_lr**rolled
-            watchers = [watcher] if number == update else []
-            result = setup.step(own, number, lr, watchers)
-            if number == update:
-                break
+    batches = loop.batches_of(setup, state)
+    for number in range(state.update + 1, update + 1):
+        epoch, begin, _, _, rows, own = next(batches)
+        lr = loop.rate_of(setup, state, number)
+        result = setup.step(own, number, lr, [watcher] if number == update else [])
     facts = {"update": update, "from_checkpoint": state.update, "epoch": epoch, "batch": begin, "lr": lr}
     facts |= {"loss": float(result.loss), "grad_norm": float(result.grad_norm), "tokens": result.tokens}
     ((row, alarm),) = result.watched

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def plain(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bad(plain: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def bad(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for the rows of update BAD in its epoch is given labels that mean nothing."""
     row = flight.read(plain)[BAD - 1]
     collate = Task.collate
@@ -57,7 +57,6 @@ def bad(plain: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return dataclasses.replace(batch, labels=torch.where(batch.labels != 0, labels, 0))
 
     monkeypatch.setattr(Task, "collate", spoilt)
-    yield
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
