@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from leadline.api import resume, train
     from leadline.config import Config
     from leadline.diagnose.choosing import choose
+    from leadline.diagnose.explain import explain
     from leadline.diagnose.inspect import inspect
     from leadline.diagnose.inspection import Inspection
     from leadline.diagnose.watch import Watch
@@ -35,6 +36,7 @@ _HOME = {
     "Inspection": "leadline.diagnose.inspection",
     "Watch": "leadline.diagnose.watch",
     "compare": "leadline.report.comparison",
+    "explain": "leadline.diagnose.explain",
     "inspect": "leadline.diagnose.inspect",
     "choose": "leadline.diagnose.choosing",
     "UserError": "leadline.errors",
@@ -77,6 +79,7 @@ __all__ = [
     "callbacks",
     "choose",
     "compare",
+    "explain",
     "inspect",
     "load",
     "recipes",

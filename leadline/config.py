@@ -236,6 +236,10 @@ class TrainConfig:
     save_every: int = 0  # updates between checkpoints; 0: at evaluations only
     keep: int = 3  # recent checkpoints kept beside the best
     log_every: int = 10  # updates between lines of metrics.jsonl
+    # an update whose loss or gradient norm is far above what is usual: ignore it (only what is not finite stops); stop;
+    # skip: leave the weights as they are; rollback: go back to the last checkpoint, without the batch
+    on_spike: Literal["ignore", "stop", "skip", "rollback"] = added(default="ignore", neutral="ignore")
+    spike_lr: float = added(default=1.0, neutral=1.0)  # each rollback multiplies the learning rate by this
     # tokens of one update, a multiple of batch_tokens: another way to give accumulate; 0: accumulate says
     global_tokens: int = added(default=0, neutral=0)
 
@@ -252,6 +256,8 @@ class TrainConfig:
                 f"train.global_tokens={self.global_tokens} must be a multiple of train.batch_tokens="
                 f"{self.batch_tokens}, such as {near}"
             )
+        if not 0 < self.spike_lr <= 1:
+            raise UserError(f"train.spike_lr must be above 0 and at most 1, not {self.spike_lr}")
         if self.batch_sequences < 0:
             raise UserError(f"train.batch_sequences must be 0 or more, not {self.batch_sequences}")
         if self.seed < 0:
@@ -354,6 +360,7 @@ LATER = {
     *(f"optim.{option.name}" for option in dataclasses.fields(OptimConfig) if option.name != "name"),
     *(f"train.{name}" for name in ("updates", "epochs", "device", "precision", "step", "recompute", "eval_every")),
     *(f"train.{name}" for name in ("bleu_sentences", "patience", "save_every", "keep", "log_every")),
+    *(f"train.{name}" for name in ("on_spike", "spike_lr")),
 }
 
 

@@ -1,6 +1,7 @@
 """What is usual for a number that is measured at every update, and how far the next one is from it. No torch.
 
-A running mean and spread of its logarithm, as ZClip keeps of gradient norms (Kumar et al. 2025, arXiv 2504.02507). A
+A running mean and spread of its logarithm, as ZClip keeps of gradient norms (Kumar et al. 2025, arXiv 2504.02507). The
+mean is of the last few values, because a loss falls; the spread is that of values around the mean before them. A
 value that is far out counts as one at the edge, so that an outlier does not make the next look usual, and a change
 that stays becomes usual in time.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-MEMORY = 0.97  # share of the mean that a new value leaves; ZClip's
+NEAR, MEMORY = 0.8, 0.97  # shares of the mean and of the spread that a new value leaves; ZClip has 0.97 for both
 ENOUGH = 25  # values before anything is unusual; ZClip's
 FLOOR = 0.02  # the least spread: 2 %
 EDGE = 4.0  # spreads at which a value is cut before it counts
@@ -42,15 +43,17 @@ class Usual:
         x = _log(value)
         if self.count >= ENOUGH:
             x = self.mean + max(-EDGE, min(EDGE, distance)) * self.spread
-        memory = min(MEMORY, self.count / (self.count + 1))  # at first the plain mean
-        step = x - self.mean
-        self.mean += (1 - memory) * step
-        self.spread2 = memory * (self.spread2 + (1 - memory) * step * step)
+        seen = self.count / (self.count + 1)  # at first plain means
+        step = x - self.mean if self.count else 0.0
+        self.mean = x - min(NEAR, seen) * step if self.count else x
+        self.spread2 += (1 - min(MEMORY, seen)) * (step * step - self.spread2)
         self.count += 1
         return distance
 
     def times(self, value: float) -> float:
-        """How many times its usual size a value is."""
+        """How many times its usual size a value is; infinite where it is not finite or nothing is usual."""
+        if not self.count or not math.isfinite(value):
+            return math.inf
         return math.exp(_log(value) - self.mean)
 
 

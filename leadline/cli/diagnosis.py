@@ -11,9 +11,11 @@ import typer
 
 from leadline.cli.app import (
     AllowCode,
+    Device,
     Json,
     Set,
     app,
+    number,
     print_json,
 )
 from leadline.cli.terminal import answer, counting, table
@@ -95,6 +97,60 @@ def advise_command(
             answer.print(f"{entry.placement}: {named}", soft_wrap=True)
     for line in entries[0].beyond:
         answer.print(f"note: {line}", soft_wrap=True)
+
+
+@app.command("explain")
+def explain_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or one that leadline.Watch has written.")],
+    html: Annotated[Path | None, typer.Option(help="Write a page; figures as PNG and CSV go beside it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what went wrong in a training, where, since which update, and what to do; or that it is healthy."""
+    from leadline.diagnose.explain import explain
+
+    explanation = explain(run)
+    if html:
+        from leadline.report import explanations, page
+
+        page.write(f"leadline explain {run.name}", explanations.sections_of(explanation), html, html.with_suffix(""))
+    if as_json:
+        print_json(
+            {
+                "name": explanation.name,
+                "healthy": explanation.healthy,
+                "causes": [asdict(cause) for cause in explanation.causes],
+                "facts": explanation.facts,
+            }
+        )
+        return
+    answer.print(str(explanation), soft_wrap=True)
+    if html:
+        answer.print(f"page: {html}", soft_wrap=True)
+
+
+@app.command("replay")
+def replay_command(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    update: Annotated[int, typer.Argument(help="The update to run again.")],
+    device: Device = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Run one update of a training again, from the checkpoint before it, with everything recorded. Changes nothing."""
+    from leadline.diagnose.watch import Watch
+    from leadline.training.replay import replay
+
+    replayed = replay(run, update, Watch(every=1), device, allow_code)
+    if as_json:
+        print_json(replayed)
+        return
+    for key, value in replayed.items():
+        shown = (
+            ", ".join(map(str, value[:8])) + (f" and {len(value) - 8} more" if len(value) > 8 else "")
+            if isinstance(value, list)
+            else number(value, 5)
+        )
+        answer.print(f"{key:<44}{shown}", soft_wrap=True)
 
 
 @app.command("report")

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import leadline
-from leadline import flight, pulse
-from leadline.diagnose import alarm, looking
+from leadline import alarm, flight, pulse
+from leadline.diagnose import looking
 from leadline.errors import UserError
 from leadline.files import write_json
 from leadline.history import Row
@@ -69,6 +69,9 @@ class Attached:
         self.update += 1
         losses = self.losses if loss is None else [torch.as_tensor(loss).detach().float()]
         row: Row = {"update": self.update, "lr": self.lr}
+        if self.looker.changed:
+            row["changed"], self.looker.changed = self.looker.changed, {}
+            self._describe()
         self.waiting.append((row, losses, self.pulses))
         looked, self.looked, self.losses, self.pulses = self.looked, {}, [], []
         due = self.update % self.every == 0

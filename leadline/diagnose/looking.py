@@ -35,6 +35,8 @@ class Looker:
         self.model, self.optimizer = unwrapped(model), optimizer
         self.subject: Subject | None = None
         self.names: dict[int, str] = {}  # of the connections, by their addition
+        self.placements: dict[str, str] = {}
+        self.changed: dict[str, str] = {}  # placements that are not what they were
 
     def find(self, args: Any, kwargs: Any) -> list[Connection]:
         """The connections of the model, from one run on this batch."""
@@ -45,6 +47,9 @@ class Looker:
         subject.batches = []
         self.subject = subject
         self.names = {c.add: name for c, name in zip(connections, names_of(connections), strict=True)}
+        placements = {self.names[c.add]: c.placement for c in connections}
+        before, self.placements = self.placements, placements
+        self.changed = {n: f"{before[n]} and is {p}" for n, p in placements.items() if before.get(n, p) != p}
         return connections
 
     def look(self, args: Any, kwargs: Any) -> Quantities:

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from leadline import pulse
-from leadline.diagnose.alarm import Seer
+from leadline.alarm import Seer
 from leadline.diagnose.attached import Attached
 from leadline.diagnose.stream import Reader, connections_of, token_norm
 from leadline.errors import UserError
-from leadline.model.block import connections
+from leadline.model.block import connections, sublayers
 from leadline.model.layers import Attention
 from leadline.rates import token_diversity
 
@@ -230,5 +230,4 @@ def _measuring(kernel: Any, note: Callable[[Tensor], None]) -> Any:
 
 def groups_of(model: nn.Module) -> pulse.Layers:
     """The weights of every sublayer of our model, and the rest."""
-    modules = dict(model.named_modules())
-    return pulse.layers_of(model, {name: list(modules[name].parameters()) for name in connections_of(model)})
+    return pulse.layers_of(model, sublayers(model))

@@ -106,6 +106,12 @@ class Layers(nn.Module):
             yield from (joined for joined, _ in block.connections())  # type: ignore[operator]
 
 
+def sublayers(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The weights of every sublayer of a model, by its name."""
+    names = {module: name for name, module in model.named_modules()}
+    return {names[sublayer]: list(sublayer.parameters()) for _, sublayer in connections(model)}
+
+
 def connections(model: nn.Module) -> list[tuple[Placement, nn.Module]]:
     """The residual connections of all blocks of a model, each with its sublayer."""
     return [pair for module in model.modules() if isinstance(module, Block) for pair in module.connections()]

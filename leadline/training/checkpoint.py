@@ -39,6 +39,9 @@ class State:
     stale: int = 0  # evaluations since the best
     losses: list[float] = field(default_factory=list)  # of the updates since the last line of metrics
     config: str = ""  # the SHA-256 of the config.toml it was trained with
+    usual: dict[str, list[float]] = field(default_factory=dict)  # of loss and gradient norm: see leadline.usual
+    left_out: list[list[int]] = field(default_factory=list)  # epoch and first batch of updates that were rolled back
+    spikes: int = 0  # updates that were skipped or rolled back
 
 
 def hash_of(state: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ def chosen(
     store: Store,
     on_step: Sequence[OnStep],
     world: World,
-    begin: Callable[[Setup], None],
+    begin: Callable[[Setup], object],
     signals: Sequence[int] = (),
 ) -> tuple[Config, dict[str, str]]:
     """The config with numbers, and why these, by key. `begin` gives a model the weights it starts from."""

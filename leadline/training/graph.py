@@ -26,7 +26,7 @@ from leadline.training import checkpoint, inputs, optim
 from leadline.training.events import Watcher
 from leadline.training.flat import FlatAdam, fuse
 from leadline.training.shared import Shared
-from leadline.training.step import Result, Whole, dropout_seed
+from leadline.training.step import Accepts, Result, Whole, dropout_seed
 from leadline.world import ALONE, World
 
 
@@ -65,6 +65,8 @@ class GraphStep:
         model.use_recompute(config.train.recompute)
         self.world, self.shared = world, Shared(self.flat, world) if world.grouped else None
         self.optimizer = self._optimizer(spared)
+        self.layers: Sequence[str] = ()  # the captured update keeps no norms by layer
+        self.accepts: Accepts | None = None
         self.numbers = torch.zeros(32, dtype=torch.uint8, device=self.device)
         self.control = self.numbers[:12].view(torch.float32)  # what FlatAdam reads
         self.divisor = self.numbers[12:16].view(torch.float32)

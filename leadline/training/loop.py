@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from leadline.config import Config
@@ -17,14 +18,16 @@ from leadline.data.store import Progress, Store, prepare
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import sha256
+from leadline.flight import Flight
 from leadline.metrics import Metrics, Unwritten
 from leadline.model import init
-from leadline.training import checkpoint, choosing, optim, saving
+from leadline.training import checkpoint, choosing, saving
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
 from leadline.training.device import resolved, telling_of_memory
 from leadline.training.events import OnStep, Watcher
 from leadline.training.prefetch import prefetched
+from leadline.training.recorder import MOST, Recorder, Spike
 from leadline.training.setup import Setup, set_up
 from leadline.training.step import Result, Whole
 from leadline.training.waiting import Waiting
@@ -72,7 +75,7 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
         config = replace(config, data=data)
         updates = runs.updates_of(folder)
         world.require_alike(runs.own(config, store))
-        config, reasons = choosing.chosen(folder, config, store, on_step, world, _begin, signals)
+        config, reasons = choosing.chosen(folder, config, store, on_step, world, begun, signals)
         reasons |= runs.reasons_of(folder, config)
         setup = set_up(folder, config, store, on_step, updates, world)
         config = setup.config
@@ -96,16 +99,36 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
                 if message:
                     setup.tell("message", state.update, message=message)
             state.config = sha256(folder / "config.toml")
-        _train(setup, state, signals, reasons)
+        while back := _train(setup, state, signals, reasons):
+            del setup  # and the memory of its model
+            setup = set_up(folder, config, store, on_step, updates, world)
+            state = _back(setup, state, back)
     return folder
+
+
+def _back(setup: Setup, before: State, spike: Spike) -> State:
+    """The last checkpoint, from which training goes on without the batches of a spike."""
+    setup.world.gather(0)  # the process that writes checkpoints has written them
+    state = _restore(setup)
+    state.config, state.spikes = before.config, before.spikes + 1
+    state.left_out = [*before.left_out, [spike.epoch, spike.batch]]
+    lr = f" at {setup.config.train.spike_lr**state.spikes:g} of the rate" if setup.config.train.spike_lr < 1 else ""
+    message = f"{_said(spike)}: back to update {state.update}, without its batch{lr}"
+    if setup.world.leads:
+        runs.note_spike(setup.folder, spike.facts("rollback", back_to=state.update))
+        setup.tell("message", spike.update, message=message)
+    return state
+
+
+def _said(spike: Spike) -> str:
+    return f"update {spike.update} is a spike (loss {spike.loss:.4g}, gradient norm {spike.grad_norm:.4g})"
 
 
 def _restore(setup: Setup) -> State:
     """The last whole checkpoint, or another run's weights, or the beginning."""
     latest = checkpoint.read_latest(setup.folder, lambda message: setup.tell("message", 0, message=message))
     if not latest:
-        _begin(setup)
-        return State()
+        return begun(setup)
     state, weights, moments = latest
     checkpoint.restore_model(setup.model, weights, str(setup.folder))
     setup.step.restore(moments)
@@ -113,10 +136,11 @@ def _restore(setup: Setup) -> State:
     return state
 
 
-def _begin(setup: Setup) -> None:
-    """With another run's weights, where the config names one."""
+def begun(setup: Setup) -> State:
+    """The beginning."""
     if setup.config.train.start:
         _start_from(setup, Path(setup.config.train.start), setup.config.train.start_checkpoint)
+    return State()
 
 
 def _start_from(setup: Setup, run: Path, which: str) -> None:
@@ -133,7 +157,8 @@ def _start_from(setup: Setup, run: Path, which: str) -> None:
     setup.step.restored()
 
 
-def _train(setup: Setup, state: State, signals: list[int], reasons: dict[str, str]) -> None:
+def _train(setup: Setup, state: State, signals: list[int], reasons: dict[str, str]) -> Spike | None:
+    """To the end, or to a spike that is to be rolled back."""
     config = setup.config
     weights = sum(p.numel() for p in setup.model.parameters())
     start = f"from the weights of {config.train.start}" if config.train.start else "from the beginning"
@@ -150,38 +175,40 @@ def _train(setup: Setup, state: State, signals: list[int], reasons: dict[str, st
         longer = "train.updates" if config.train.updates else "train.epochs"
         message = f"this run is complete: nothing is left to train (longer: --set {longer}=…)"
         setup.tell("message", state.update, message=message)
-        return
+        return None
     metrics = Metrics(setup.folder, state.update) if setup.world.leads else Unwritten()
     if metrics.damaged:
         message = f"{metrics.damaged} lines of metrics.jsonl cannot be read: they are in metrics.damaged.jsonl now"
         setup.tell("message", state.update, message=message)
+    recorder = Recorder(Flight(setup.folder, state.update) if setup.world.leads else None, state, setup.step.layers)
+    if config.train.on_spike == "skip":
+        setup.step.accepts = recorder.accepts
     try:
         with telling_of_memory(config), saving.Writer() as writer:  # what it began is on disk before this ends
-            _updates(setup, state, metrics, signals, writer)
+            return _updates(setup, state, metrics, recorder, signals, writer)
     except Lost as lost:
         raise Lost(f"{lost}; go on with leadline train --resume {setup.folder}") from None
     finally:
         metrics.close()
+        recorder.close()
 
 
 def _updates(
-    setup: Setup, state: State, metrics: Metrics | Unwritten, signals: list[int], writer: saving.Writer
-) -> None:
+    setup: Setup,
+    state: State,
+    metrics: Metrics | Unwritten,
+    recorder: Recorder,
+    signals: list[int],
+    writer: saving.Writer,
+) -> Spike | None:
     config, train = setup.config, setup.config.train
-    rate = optim.schedule(config.optim, setup.total, setup.updates_per_epoch)
     setup.model.train()
     waiting = Waiting(setup.device)
     since = _Since(waiting, torch.tensor(state.losses, device=setup.device).unbind())
-    on_step: Sequence[Any] = setup.on_step
-    watchers = [function for function in on_step if isinstance(function, Watcher)]
-    for function in on_step:
-        if hasattr(function, "due") and not isinstance(function, Watcher):
-            raise UserError(
-                f"{type(function).__name__} has 'due' but not all of begin, seen, gradients and end: see "
-                "leadline.training.events.Watcher"
-            )
-    for epoch, used, ends_epoch, batches in prefetched(_batches(setup, state.epoch, state.batch)):
-        lr = rate(state.update + 1)
+    watchers = _watchers(setup)
+    for epoch, begin, used, ends_epoch, rows, batches in prefetched(batches_of(setup, state)):
+        lr = rate_of(setup, state, state.update + 1)
+        recorder.begin(epoch, begin, rows, lr)
         due = [watcher for watcher in watchers if watcher.due(state.update + 1)]
         whole, stop = _of_all(setup.world, batches, signals)
         waiting.begins()
@@ -191,18 +218,29 @@ def _updates(
         state.epoch, state.batch = (epoch + 1, 0) if ends_epoch else (epoch, used)
         state.tokens += result.tokens
         since.add(result)
+        recorder.add(epoch, begin, result)
 
         finished = _is_last(state, config)
         due_now = state.update % train.eval_every == 0 if train.eval_every > 0 else ends_epoch
         evaluates = (finished or due_now) and train.eval_every >= 0
         saves = finished or due_now or (train.save_every > 0 and state.update % train.save_every == 0)
         logs = finished or evaluates or state.update % train.log_every == 0
-        if logs or setup.device.type == "cpu":  # elsewhere, looking means waiting for the device
+        if signals and not setup.world.grouped:
+            stop = signals[0]
+        if logs or saves or stop or setup.device.type == "cpu":  # elsewhere, looking means waiting for the device
+            spikes, told = recorder.read(lr)
+            for message in told:
+                setup.tell("message", state.update, message=message)
+            if spikes and train.on_spike == "rollback" and state.spikes < MOST:
+                writer.wait()
+                return spikes[0]
+            _met(setup, state, spikes)
             if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
                 metrics.write(
                     {"update": state.update, "loss": float(result.loss), "grad_norm": float(result.grad_norm)}
                 )
-            _require_finite(setup, state, result, writer)
+            if not result.skipped:
+                _require_finite(setup, state, result, writer)
         for row, alarm in result.watched:
             metrics.write({"update": state.update, **row} | ({"alarm": alarm} if alarm else {}))
             if alarm:
@@ -224,10 +262,9 @@ def _updates(
                 finished = True
             waiting.interrupted()
             since = _Since(waiting)
-        if signals and not setup.world.grouped:
+        if signals and not setup.world.grouped and not recorder.waiting:
             stop = signals[0]  # one that comes from here on is seen after the next update
         if saves or stop:
-            _require_finite(setup, state, result, writer)
             state.losses = torch.stack(since.losses).tolist() if since.losses else []
             moments = setup.step.gathered()
             if setup.world.leads:
@@ -237,7 +274,25 @@ def _updates(
             writer.wait()  # Interrupted says that everything is saved
             raise Interrupted(stop, setup.folder, state.update)
         if finished:
-            return
+            return None
+    return None
+
+
+def rate_of(setup: Setup, state: State, update: int) -> float:
+    train = setup.config.train
+    rolled_back = state.spikes if train.on_spike == "rollback" else 0
+    return setup.rate(update) * train.spike_lr**rolled_back
+
+
+def _watchers(setup: Setup) -> list[Watcher]:
+    functions: Sequence[Any] = setup.on_step
+    for function in functions:
+        if hasattr(function, "due") and not isinstance(function, Watcher):
+            raise UserError(
+                f"{type(function).__name__} has 'due' but not all of begin, seen, gradients and end: see "
+                "leadline.training.events.Watcher"
+            )
+    return [function for function in functions if isinstance(function, Watcher)]
 
 
 def _of_all(world: World, batches: Sequence[Any], signals: list[int]) -> tuple[Whole, int]:
@@ -250,16 +305,18 @@ def _of_all(world: World, batches: Sequence[Any], signals: list[int]) -> tuple[W
     return Whole(*map(sum, sums)), max(numbers)
 
 
-def _batches(setup: Setup, epoch: int, used: int) -> Iterator[tuple[int, int, bool, list[Any]]]:
-    """(epoch, batches used of it, whether it ends here, this process's batches of one update), without end."""
+def batches_of(setup: Setup, state: State) -> Iterator[tuple[int, int, int, bool, list[np.ndarray], list[Any]]]:
+    """Updates without end: epoch, the first of its batches, used of it then, whether it ends here, the rows of all
+    batches, this process's batches."""
     task, world, many = setup.task, setup.world, setup.config.train.micro_batches
+    epoch, used, left_out = state.epoch, state.batch, {(at, batch) for at, batch in state.left_out}
     while True:
         plan = setup.epoch(epoch)
-        for begin in range(used, len(plan), many):
+        begins = [begin for begin in range(used, len(plan), many) if (epoch, begin) not in left_out]
+        for begin in begins:
             chosen = plan[begin : begin + many]
-            end = begin + len(chosen)
-            own = chosen[world.rank :: world.size]
-            yield epoch, end, end == len(plan), [setup.step.prepare(task.collate(rows, epoch)) for rows in own]
+            own = [setup.step.prepare(task.collate(rows, epoch)) for rows in chosen[world.rank :: world.size]]
+            yield epoch, begin, begin + len(chosen), begin == begins[-1], list(chosen), own
         epoch, used = epoch + 1, 0
 
 
@@ -270,6 +327,23 @@ def _is_last(state: State, config: Config) -> bool:
 
 def _gives_up(state: State, config: Config) -> bool:
     return 0 < config.train.patience <= state.stale
+
+
+def _met(setup: Setup, state: State, spikes: Sequence[Spike]) -> None:
+    """A spike that is not rolled back."""
+    asked = setup.config.train.on_spike
+    if not spikes or asked == "ignore":
+        return
+    if asked != "skip" or state.spikes >= MOST:
+        many = f" after {state.spikes} others" if state.spikes else ""
+        raise Diverged(
+            f"{_said(spikes[0])}{many}, and train.on_spike={asked}: leadline explain {setup.folder} says what it was; "
+            "try a lower optim.lr, optim.clip or train.on_spike=rollback"
+        )
+    state.spikes += 1
+    if setup.world.leads:
+        runs.note_spike(setup.folder, spikes[0].facts("skip"))
+        setup.tell("message", state.update, message=f"{_said(spikes[0])}: skipped")
 
 
 def _require_finite(setup: Setup, state: State, result: Result, writer: saving.Writer) -> None:

@@ -37,6 +37,7 @@ class ParallelStep(EagerStep):
         self.optimizer = self.shard.optimizer(config.optim, optim.spared(config.optim, model))
         self.sum = torch.zeros(self.size + ALIGN, device=self.device)  # gradients, and behind them the loss
         self.begun = False
+        self.layers = ()  # a process updates only its slice of the weights
 
     def gathered(self) -> Any:
         return self.shard.gathered(self.optimizer)
@@ -72,6 +73,8 @@ class ParallelStep(EagerStep):
         if watchers:
             self._show(watchers)
         loss, grad_norm = self._reduced()
+        if self.accepts and not self.accepts(loss, grad_norm):
+            return Result(loss, grad_norm, whole.tokens, [watcher.end(lr) for watcher in watchers], skipped=True)
         pieces = [piece.own for piece in self.shard.pieces]
         for piece in self.shard.pieces:
             piece.own.grad = self.sum[piece.place]

@@ -4,6 +4,7 @@ config.toml      reruns it: leadline train RUN/config.toml
 run.json         which code and versions, device, the config with every choice made and changed, data hashes; sealed
 tokenizer.json   so that the run can translate without its data
 metrics.jsonl    one line a measurement: see leadline.metrics
+flight.jsonl     the last few hundred updates: see leadline.flight
 tensorboard/     the same for TensorBoard
 checkpoints/     see leadline.training.checkpoint
 
@@ -245,6 +246,7 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
             *({"update": update, "key": key, "before": old, "after": new} for key, (old, new) in changed.items()),
         ],
         "data": {key: store.manifest[key] for key in known if key in store.manifest},
+        "spikes": before.get("spikes", []),
     }
     if before:
         facts["began"] = before.get("began", {"numerics": before.get("numerics", 1), "code": before.get("code")})
@@ -260,6 +262,15 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
         differs = f"this run began with numerics {numerics} and goes on with {NUMERICS}"
         notes.insert(0, f"{differs}: it is not what either would have computed alone")
     return notes
+
+
+def note_spike(folder: Path, spike: dict[str, Any]) -> None:
+    """What was done about an update goes into run.json, once."""
+    facts = facts_of(folder)
+    facts.pop("seal", None)
+    if facts and spike not in facts.setdefault("spikes", []):
+        facts["spikes"].append(spike)
+        write_json(folder / "run.json", facts | {"seal": checksum(facts)})
 
 
 def _require_same_data(folder: Path, before: dict[str, Any], store: Store) -> None:

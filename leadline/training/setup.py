@@ -26,6 +26,7 @@ from leadline.model.operations import PLAIN
 from leadline.model.precision import autocast
 from leadline.placement import find
 from leadline.placement.base import Placement
+from leadline.training import optim
 from leadline.training.device import find_device, require_memory, telling_of_memory
 from leadline.training.events import Event, Kind, OnStep
 from leadline.training.step import Step, make_step
@@ -49,6 +50,11 @@ class Setup:
     total: int
     on_step: Sequence[OnStep]
     world: World
+
+    @functools.cached_property
+    def rate(self) -> Callable[[int], float]:
+        """The learning rate of an update."""
+        return optim.schedule(self.config.optim, self.total, self.updates_per_epoch)
 
     def tell(self, kind: Kind, update: int, row: dict[str, float] | None = None, message: str = "") -> None:
         for function in self.on_step if self.world.leads else ():
@@ -103,7 +109,9 @@ def _chosen(
     if config.train.step != "auto":
         return config, _build(config, task, device, batch, world), ""
     built = None
-    if not (why := not_capturable(device, config.train.precision)):
+    if config.train.on_spike == "skip":
+        why = "the captured one cannot leave out an update, as train.on_spike=skip asks"
+    elif not (why := not_capturable(device, config.train.precision)):
         captured = _with_step(config, "graph")
         try:
             built = _build(captured, task, device, batch, world)

@@ -9,7 +9,7 @@ graph     see leadline.training.graph
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from leadline.config import Config
 from leadline.errors import UserError
 from leadline.model import Transformer
-from leadline.model.block import Block
+from leadline.model.block import Block, sublayers
 from leadline.model.precision import autocast
+from leadline.pulse import Pulse, layers_of
 from leadline.tasks import Task
 from leadline.training import checkpoint, optim
 from leadline.training.events import Watcher
@@ -34,6 +35,8 @@ class Result(NamedTuple):
     grad_norm: Tensor
     tokens: int  # in its batches
     watched: list[tuple[dict[str, float], str]]  # what each watcher logs and says
+    pulse: Tensor | None = None  # leadline.pulse of every layer, where the step takes it
+    skipped: bool = False  # the weights are as they were: it was not accepted
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,13 @@ class Whole:
         return cls(sum(batch.count for batch in batches), sum(batch.tokens for batch in batches), len(batches))
 
 
+Accepts = Callable[[Tensor, Tensor], bool]  # of an update's loss and gradient norm
+
+
 class Step(Protocol):
     optimizer: torch.optim.Optimizer
+    layers: Sequence[str]  # of the pulse it takes
+    accepts: Accepts | None  # asked before the weights are changed
 
     def prepare(self, batch: Any) -> Any:
         """What can be done for a batch before its turn, in another thread."""
@@ -83,6 +91,11 @@ class Step(Protocol):
 
 def make_step(config: Config, task: Task[Any, Any], model: Transformer, world: World = ALONE) -> Step:
     """May move the model's weights to other memory: make it before anything else holds them."""
+    if config.train.step == "graph" and config.train.on_spike == "skip":
+        raise UserError(
+            "train.on_spike=skip: the captured step cannot leave out an update it has begun; use "
+            "train.on_spike=rollback, or train.step=eager"
+        )
     if config.train.step == "graph":
         require_usable(next(model.parameters()).device)
         from leadline.training import graph
@@ -128,6 +141,9 @@ class EagerStep:
         self.device = next(model.parameters()).device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = optim.optimizer(config.optim, model)
+        self.pulse = Pulse(layers_of(model, sublayers(model)))
+        self.layers: Sequence[str] = self.pulse.names
+        self.accepts: Accepts | None = None
         model.use_recompute(config.train.recompute)
 
     def prepare(self, batch: Any) -> Any:
@@ -176,12 +192,18 @@ class EagerStep:
                 watcher.seen()
         for watcher in watchers:
             watcher.gradients()
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        grad_norm = nn.utils.get_total_norm(gradients)
+        gradients = {p: p.grad for p in self.parameters if p.grad is not None}
+        each = torch._foreach_norm(list(gradients.values()))
+        grad_norm = torch.linalg.vector_norm(torch.stack(each))  # as nn.utils.get_total_norm takes it
+        if self.accepts and not self.accepts(total, grad_norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            return Result(total, grad_norm, whole.tokens, [watcher.end(lr) for watcher in watchers], skipped=True)
+        norms = dict(zip(gradients, each, strict=True))
+        self.pulse.before([norms.get(p) for p in self.pulse.weights])
         if self.config.optim.clip:
             nn.utils.clip_grads_with_norm_(self.parameters, self.config.optim.clip, grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return Result(total, grad_norm, whole.tokens, [watcher.end(lr) for watcher in watchers])
+        return Result(total, grad_norm, whole.tokens, [watcher.end(lr) for watcher in watchers], self.pulse.after())

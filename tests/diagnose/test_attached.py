@@ -244,6 +244,8 @@ def test_a_norm_that_is_taken_out_is_no_reason_to_stop_looking(tmp_path: Path) -
     rows = history.read(tmp_path / "run").rows
     assert ["watch/norm_output/blocks.0.wide" in row for row in rows] == [True, False, False]
     assert "watch/hidden/blocks.0.wide" in rows[-1]
+    cause = leadline.explain(tmp_path / "run").causes[0]
+    assert (cause.kind, cause.where, cause.update) == ("norm", "blocks.0.wide", 4)
 
 
 def test_a_training_goes_on_in_its_folder(tmp_path: Path) -> None:

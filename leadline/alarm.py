@@ -13,6 +13,9 @@ from leadline.usual import Usual
 
 FAR = 6.0  # spreads above the mean at which a number is told of
 OUTSIDE = 1e-4  # share of a layer's weights changed by somebody else than the optimizer
+LEAST = {"loss": 1.05, "grad_norm": 3.0, "step": 1.3}  # times its usual size that it has to be as well
+STAYS = 3.0  # as many of the loss, if two updates in a row are so far
+RISE, RAMP = 2.0, 10  # times that the rate rises in one update, after the first updates of a warm-up
 QUIET = 20  # updates after an alarm in which the same number is not told of again
 COLLAPSED = 0.02  # of the norm; what the tokens of a model that learns differ by is ten times that at least
 WORDS = {"loss": "the loss", "grad_norm": "the gradient norm", "step": "the size of the update"}
@@ -24,16 +27,22 @@ class Seer:
     def __init__(self) -> None:
         self.usual: dict[str, Usual] = {}
         self.told: dict[str, int] = {}
-        self.collapsed = False
+        self.collapsed, self.before, self.rate = False, 0.0, 0.0
 
     def see(self, row: Row) -> list[str]:
         """What is to be told of an update."""
         said = []
         for name, value in numbers_of(row).items():
             usual = self.usual.setdefault(name, Usual())
-            times = usual.times(value) if usual.count and math.isfinite(value) else math.inf
-            if usual.add(value) > FAR and self._new(name, row["update"]):
+            times = usual.times(value)
+            far, distance = is_far(name, usual, value), usual.add(value)
+            twice = name == "loss" and min(distance, self.before) > STAYS
+            self.before = distance if name == "loss" else self.before
+            if (far or twice) and self._new(name, row["update"]):
                 said.append(f"{WORDS[name]} is {value:.4g}, {times:.1f} times its usual size")
+        rate, self.rate = self.rate, row.get("lr") or 0.0
+        if rate and self.rate > RISE * rate and row["update"] > RAMP:
+            said.append(f"the learning rate rose {self.rate / rate:.3g} times, to {self.rate:.3g}")
         outside = [(value, name) for name, value in layer_values(row, "outside").items() if value > OUTSIDE]
         if outside and self._new("outside", row["update"]):
             value, name = max(outside)
@@ -50,6 +59,11 @@ class Seer:
         said, before = collapse(values), self.collapsed
         self.collapsed = bool(said)
         return [said] if said and not before else []
+
+
+def is_far(name: str, usual: Usual, value: float) -> bool:
+    """Whether a number is so far above what is usual that it is told of."""
+    return usual.distance(value) > FAR and usual.times(value) > LEAST[name]
 
 
 def numbers_of(row: Row) -> dict[str, float]:

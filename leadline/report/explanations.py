@@ -1,0 +1,53 @@
+"""What `leadline explain` found, as a page: the sentences, then the curves around the update, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from leadline.alarm import layer_values
+from leadline.diagnose.explain import KINDS, Explanation
+from leadline.history import Row, number
+from leadline.report.page import Chart, Section, Series, Table, Words
+
+AROUND = 60  # updates before and after the cause
+
+
+def sections_of(explanation: Explanation) -> list[Section]:
+    rows = [row for row in explanation.rows if "loss" in row]
+    if explanation.healthy:
+        seen = f"Nothing unusual was found in updates {explanation.facts['first']} to {explanation.facts['last']}."
+        return [Words(f"{explanation.name}: healthy", [seen], "good"), *_charts(rows)]
+    first = explanation.causes[0]
+    said = [_sentence(first.message), f"To do: {first.remedy}."]
+    title = f"{explanation.name}: {KINDS.get(first.kind, first.kind)}"
+    others = [[c.update, KINDS.get(c.kind, c.kind), c.where, c.message] for c in explanation.causes[1:]]
+    after = (
+        [Table("What followed, or came beside it", ["update", "what", "where", "in words"], others)] if others else []
+    )
+    near = [row for row in rows if abs(row["update"] - first.update) <= AROUND]
+    return [Words(title, said, "bad"), *after, *_charts(near)]
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def _charts(rows: Sequence[Row]) -> list[Section]:
+    updates = [row["update"] for row in rows]
+    charts: list[Section] = []
+    for key, title in (("loss", "Loss"), ("grad_norm", "Gradient norm"), ("lr", "Learning rate")):
+        if any(key in row for row in rows):
+            values = [number(row.get(key)) for row in rows]
+            charts.append(Chart(title, "update", title.lower(), [Series(title.lower(), updates, values)]))
+    layers: list[str] = next((row["layers"] for row in rows if row.get("layers")), [])
+    for quantity, title in (("grad", "Gradient by layer"), ("update", "Step by layer"), ("weight", "Weights by layer")):
+        by = [layer_values(row, quantity) for row in rows]
+        series = [Series(name, updates, [_finite(values.get(name)) for values in by]) for name in layers]
+        if series:
+            charts.append(Chart(title, "update", "norm", series, log_y=True))
+    return charts
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,206 @@
+"""What `leadline explain` says of numbers whose fault is known, and of those that are only noisy."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import leadline
+from leadline import UserError
+from leadline.alarm import Seer
+from leadline.diagnose.explain import explain
+from leadline.history import Row
+
+LAYERS = ["a.attn", "a.mlp", "b.attn", "b.mlp", "embeddings", "norms"]
+AT = 60  # the update at which the fault begins
+
+
+def rows(count: int = 110, noise: float = 0.03, seed: int = 0) -> list[Row]:
+    """A training without a fault."""
+    rng = np.random.default_rng(seed)
+    result: list[Row] = []
+    for update in range(1, count + 1):
+        factor = lambda: float(np.exp(noise * rng.normal()))  # noqa: E731
+        grads = [0.3 * factor() * factor() for _ in LAYERS]
+        lr = 1e-3 * min(1.0, update / 20)
+        steps = [lr * 20 * factor() for _ in LAYERS]
+        pulse = [grads, steps, [10.0] * len(LAYERS), [0.0] * len(LAYERS)]
+        result.append(
+            {
+                "update": update, "lr": lr, "loss": (1 + 3 * math.exp(-update / 40)) * factor(),
+                "grad_norm": math.hypot(*grads), "layers": LAYERS, "pulse": pulse,
+                "epoch": 0, "batch": update - 1, "rows": [[update, 1000 + update]],
+            }
+        )  # fmt: skip
+    return result
+
+
+def scale(row: Row, quantity: int, by: float) -> None:
+    row["pulse"][quantity] = [value * by for value in row["pulse"][quantity]]
+    row["grad_norm"] = math.hypot(*row["pulse"][0])
+
+
+def bad_batch(row: Row) -> None:
+    if row["update"] == AT:
+        row["loss"] *= 2
+        scale(row, 0, 2)
+
+
+def data(row: Row) -> None:
+    if row["update"] >= AT:
+        row["loss"] *= 1 + math.exp((AT - row["update"]) / 20)
+        scale(row, 0, 1.5)
+
+
+def labels(row: Row) -> None:
+    if row["update"] >= AT:
+        row["loss"] *= 2
+        scale(row, 0, 1.5 if row["update"] < AT + 5 else 0.6)
+
+
+def rate(row: Row) -> None:
+    if row["update"] >= AT:
+        row["lr"] *= 10
+        scale(row, 1, 10)
+
+
+def written(row: Row) -> None:
+    if row["update"] == AT:
+        row["pulse"][3][3] = 0.9
+        row["loss"] *= 1.5
+
+
+def embedding(row: Row) -> None:
+    if row["update"] == AT:
+        row["pulse"][3][4] = 0.02
+
+
+def precision(row: Row) -> None:
+    if row["update"] >= AT:
+        row["pulse"][3] = [1.6e-3] * len(LAYERS)
+
+
+def loss_scale(row: Row) -> None:
+    if row["update"] >= AT:
+        scale(row, 0, 64)
+
+
+def moments(row: Row) -> None:
+    if AT <= row["update"] < AT + 10:
+        scale(row, 1, 3)
+
+
+def epsilon(row: Row) -> None:
+    if row["update"] >= AT:
+        scale(row, 1, 0.2)
+
+
+def not_finite(row: Row) -> None:
+    if row["update"] >= AT:
+        row["loss"] = None
+
+
+FAULTS: list[tuple[Callable[[Row], None], str, str]] = [
+    (bad_batch, "bad_batch", ""), (data, "data", ""), (labels, "labels", ""), (rate, "rate", ""),
+    (written, "weights", "b.mlp"), (embedding, "embedding", "embeddings"), (precision, "precision", ""),
+    (loss_scale, "loss_scale", ""), (moments, "moments", ""), (epsilon, "epsilon", ""), (not_finite, "not_finite", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "kind", "where"), FAULTS, ids=[kind for _, kind, _ in FAULTS])
+def test_the_fault_is_named_with_its_place_and_update(fault: Callable[[Row], None], kind: str, where: str) -> None:
+    measured = rows()
+    for row in measured:
+        fault(row)
+    explanation = explain(measured)
+    first = explanation.causes[0]
+    assert (first.kind, first.where, first.update) == (kind, where, AT)
+    assert f"since update {AT}" in str(explanation).splitlines()[0]
+    assert "to do: " in str(explanation)
+    assert "\n" not in first.message + first.remedy
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.1])
+def test_noise_is_no_fault(noise: float) -> None:
+    for seed in range(5):
+        explanation = explain(rows(noise=noise, seed=seed))
+        assert explanation.healthy, explanation.causes
+        assert "healthy" in str(explanation)
+
+
+def test_a_bad_batch_is_named_by_its_rows() -> None:
+    measured = rows()
+    for row in measured:
+        bad_batch(row)
+    assert f"batch {AT - 1} of epoch 0, rows {AT}, {1000 + AT}" in explain(measured).causes[0].message
+
+
+def look(update: int, **values: float) -> Row:
+    named = {"norm_input": 2.0, "norm_output": 1.0, "diversity": 0.8, "logits": 3.0} | values
+    return {"update": update} | {f"watch/{quantity}/b.attn": value for quantity, value in named.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [("norm", {"norm_output": 2.0}), ("collapse", {"diversity": 0.01}), ("logits", {"logits": 900.0})],
+)
+def test_what_only_looks_show(kind: str, values: dict[str, float]) -> None:
+    looks = [look(update, **(values if update >= 80 else {})) for update in range(10, 111, 10)]
+    (cause,) = explain(rows(), looks).causes
+    assert (cause.kind, cause.where) == (kind, "b.attn")
+    assert 70 < cause.update <= 80
+    assert explain(rows(), [look(update) for update in range(10, 111, 10)]).healthy
+
+
+def test_metrics_alone_say_what_they_can() -> None:
+    """Of a run without a recorder, such as one of an earlier version."""
+    kept = [{key: row[key] for key in ("update", "loss", "lr", "grad_norm")} for row in rows()]
+    assert explain([], kept).healthy
+    kept[AT - 1]["loss"] *= 3
+    assert explain([], kept).causes[0].kind == "bad_batch"
+
+
+def test_it_is_told_while_it_happens() -> None:
+    seer, measured = Seer(), rows()
+    for row in measured:
+        bad_batch(row)
+    said = {row["update"]: seer.see(row) for row in measured}
+    assert [update for update, messages in said.items() if messages] == [AT]
+    assert "2.0 times its usual size" in said[AT][0] or "times its usual size" in said[AT][0]
+    collapsed = [Seer().look(look(1, diversity=value)) for value in (0.5, 0.01)]
+    assert not collapsed[0]
+    assert "almost identical" in collapsed[1][0]
+
+
+def test_the_command(tmp_path: Path, finished: Path, leadline: Callable[..., Any]) -> None:
+    answer = leadline("explain", finished, "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["healthy"] is True
+    folder = tmp_path / "<b>run"
+    folder.mkdir()
+    measured = rows()
+    for row in measured:
+        bad_batch(row)
+    (folder / "flight.jsonl").write_text("".join(json.dumps(row) + "\n" for row in measured))
+    answer = leadline("explain", folder, "--html", tmp_path / "page.html")
+    assert answer.out.startswith(f"<b>run: a bad batch, since update {AT} (updates 1 to 110)\n")
+    assert "▁" in answer.out
+    page = (tmp_path / "page.html").read_text()
+    assert "a bad batch" in page
+    assert "<b>run" not in page
+    for wrong in (tmp_path / "nothing", tmp_path):
+        refused = leadline("explain", wrong)
+        assert refused.code == 2
+        assert "\n" not in refused.err.strip()
+
+
+def test_python_has_it_too() -> None:
+    assert leadline.explain is explain
+    with pytest.raises(UserError, match="nothing to explain"):
+        explain([])

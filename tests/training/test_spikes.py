@@ -1,0 +1,235 @@
+"""The flight recorder of our own loop, what is done about a spike, and an update run again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from leadline import flight, history
+from leadline.config import Config
+from leadline.diagnose.watch import Watch
+from leadline.errors import Diverged, UserError
+from leadline.tasks.base import Task
+from leadline.training import checkpoint, recorder
+from leadline.training.events import Event
+from leadline.training.loop import resume, train
+from leadline.training.replay import replay
+from leadline.usual import ENOUGH, Usual
+
+BAD = 33  # the update whose batch is made bad
+
+
+@pytest.fixture(scope="module")
+def config(tiny: Config) -> Config:
+    return tiny.set(
+        model={"dropout": 0.1}, optim={"lr": 2e-3, "warmup": 5},
+        train={"updates": 44, "eval_every": 22, "save_every": 10, "log_every": 10},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(config, tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.fixture
+def bad(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for the rows of update BAD in its epoch is given labels that mean nothing."""
+    row = flight.read(plain)[BAD - 1]
+    collate = Task.collate
+
+    def spoilt(self: Any, rows: np.ndarray, epoch: int = 0) -> Any:
+        batch = collate(self, rows, epoch)
+        if epoch != row["epoch"] or rows.tolist() != row["rows"][0]:
+            return batch
+        generator = torch.Generator().manual_seed(1)
+        labels = torch.randint(100, 190, batch.labels.shape, generator=generator)
+        return dataclasses.replace(batch, labels=torch.where(batch.labels != 0, labels, 0))
+
+    monkeypatch.setattr(Task, "collate", spoilt)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    folder = run / "checkpoints" / checkpoint.names(run)[-1]
+    return load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+
+
+def same(left: Path, right: Path) -> bool:
+    a, b = weights(left), weights(right)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def spikes(run: Path) -> list[dict[str, Any]]:
+    return json.loads((run / "run.json").read_text())["spikes"]
+
+
+# The recorder
+
+
+def test_every_update_is_recorded_with_its_rows(plain: Path, config: Config) -> None:
+    rows = flight.read(plain)
+    assert [row["update"] for row in rows] == list(range(1, 45))
+    first = [row for row in rows if row["epoch"] == 0]
+    seen = [number for row in first for batch in row["rows"] for number in batch]
+    assert len(seen) == len(set(seen)) > 200
+    logged = history.read(plain)
+    means = [np.mean([row["loss"] for row in rows[at - 10 : at]]) for at in (10, 20)]
+    assert [row["loss"] for row in logged.rows if "lr" in row and row["update"] in (10, 20)] == pytest.approx(means)
+    assert all(row["grad_norm"] == pytest.approx(np.linalg.norm(row["pulse"][0]), rel=1e-3) for row in rows)
+
+
+def test_the_recorder_is_bounded_and_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight, "KEPT", 5)
+    recorded = flight.Flight(tmp_path)
+    for update in range(1, 18):
+        recorded.write({"update": update, "rows": [[update]]})
+        recorded.write({"update": update, "loss": 1.0, "layers": ["a"], "pulse": [[0.123456789]] * 4})
+    rows = flight.read(tmp_path)  # it was not closed: what was written is there
+    assert [row["update"] for row in rows] == list(range(11, 18))
+    assert all(row["layers"] == ["a"] and row["rows"] == [[row["update"]]] for row in rows)
+    assert rows[0]["pulse"][0] == [0.12346]
+    with (tmp_path / "flight.jsonl").open("a") as file:
+        file.write('{"update": 18, "lo')
+    recorded.close()
+    again = flight.Flight(tmp_path, 15)  # what came after a checkpoint is of a training that was killed
+    again.write({"update": 16, "loss": 2.0})
+    again.close()
+    assert [row["update"] for row in flight.read(tmp_path)] == [11, 12, 13, 14, 15, 16]
+    assert flight.read(tmp_path)[-2]["layers"] == ["a"]
+
+
+def test_a_resumed_run_goes_on_with_the_recorder(plain: Path, config: Config, tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if event.kind == "update" and event.update == 30:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train(config, tmp_path / "run", [stop])
+    resume(tmp_path / "run")
+    assert same(tmp_path / "run", plain)
+    drop = functools.partial(map, lambda row: {key: value for key, value in row.items() if key != "pulse"})
+    assert list(drop(flight.read(tmp_path / "run"))) == list(drop(flight.read(plain)))
+
+
+# What is usual
+
+
+def test_a_value_far_out_is_seen_and_does_not_become_usual() -> None:
+    usual, rng = Usual(), np.random.default_rng(0)
+    values = [float(np.exp(0.05 * rng.normal() - 0.01 * i)) for i in range(100)]
+    assert max(usual.add(value) for value in values) < 4.5
+    low = usual.mean
+    assert usual.distance(3 * np.exp(low)) > 12
+    usual.add(float(3 * np.exp(low)))
+    assert usual.distance(3 * np.exp(low)) > 9
+    assert usual.distance(float("nan")) == float("inf")
+    assert Usual().add(5.0) == 0.0
+
+
+def test_what_stays_becomes_usual() -> None:
+    usual = Usual()
+    for _ in range(ENOUGH + 20):
+        usual.add(1.0)
+    distances = [usual.add(2.0) for _ in range(60)]
+    assert distances[0] > 30
+    assert distances[-1] < 1
+
+
+# Spikes
+
+
+def test_a_spike_is_rolled_back_and_its_batch_left_out(bad: None, plain: Path, config: Config, tmp_path: Path) -> None:
+    told: list[str] = []
+    asked = config.set(train={"on_spike": "rollback", "spike_lr": 0.5})
+    run = train(asked, tmp_path / "run", [lambda event: told.append(event.message)])
+    (spike,) = spikes(run)
+    assert (spike["update"], spike["did"], spike["back_to"]) == (BAD, "rollback", 30)
+    assert any("back to update 30, without its batch at 0.5 of the rate" in message for message in told)
+    rows, before = flight.read(run), flight.read(plain)
+    assert [row["rows"] for row in rows[BAD - 1 : -1]] == [row["rows"] for row in before[BAD:]]
+    assert all(row["lr"] == pytest.approx(0.5 * other["lr"]) for row, other in zip(rows[30:], before[30:], strict=True))
+    state = json.loads((run / "checkpoints" / checkpoint.names(run)[-1] / "state.json").read_text())
+    assert state["spikes"] == 1
+    assert state["left_out"] == [[spike["epoch"], spike["batch"]]]
+
+
+@pytest.mark.parametrize("stopped", [BAD - 2, BAD + 4])
+def test_a_rolled_back_training_resumes_to_the_same_bits(
+    stopped: int, bad: None, config: Config, tmp_path: Path
+) -> None:
+    """Killed before the spike, and after it was rolled back but before a checkpoint says so."""
+    asked = config.set(train={"on_spike": "rollback", "log_every": 1})
+    whole = train(asked, tmp_path / "whole")
+    met = 0
+
+    def stop(event: Event) -> None:
+        nonlocal met
+        met += event.kind == "update" and event.update == stopped
+        if met:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train(asked, tmp_path / "run", [stop])
+    resume(tmp_path / "run")
+    assert same(whole, tmp_path / "run")
+    assert spikes(tmp_path / "run") == spikes(whole)
+
+
+def test_a_spike_is_skipped(bad: None, config: Config, tmp_path: Path) -> None:
+    run = train(config.set(train={"on_spike": "skip"}), tmp_path / "run")
+    (spike,) = spikes(run)
+    assert (spike["update"], spike["did"]) == (BAD, "skip")
+    row = flight.read(run)[BAD - 1]
+    assert "pulse" not in row  # no step was taken
+    assert row["loss"] == pytest.approx(spike["loss"])
+
+
+def test_a_spike_stops_where_that_is_asked_and_after_too_many(
+    bad: None, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Diverged, match=rf"update {BAD} is a spike .* train.on_spike=stop"):
+        train(config.set(train={"on_spike": "stop"}), tmp_path / "stop")
+    monkeypatch.setattr(recorder, "MOST", 0)
+    monkeypatch.setattr("leadline.training.loop.MOST", 0)
+    with pytest.raises(Diverged, match=rf"update {BAD} is a spike"):
+        train(config.set(train={"on_spike": "rollback"}), tmp_path / "many")
+
+
+def test_without_a_spike_nothing_changes(plain: Path, config: Config, tmp_path: Path) -> None:
+    for asked in ("skip", "rollback", "stop"):
+        assert same(plain, train(config.set(train={"on_spike": asked}), tmp_path / asked))
+
+
+def test_what_cannot_be_is_said(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="captured step cannot leave out an update"):
+        train(config.set(train={"on_spike": "skip", "step": "graph"}), tmp_path / "run")
+    with pytest.raises(UserError, match="spike_lr must be above 0"):
+        config.set(train={"spike_lr": 0.0})
+
+
+# An update again
+
+
+def test_an_update_is_run_again(plain: Path, config: Config, tmp_path: Path, leadline: Callable[..., Any]) -> None:
+    row = flight.read(plain)[34]
+    again = replay(plain, 35, Watch(every=1))
+    assert again["from_checkpoint"] == 30
+    assert (again["loss"], again["grad_norm"]) == (row["loss"], row["grad_norm"])
+    assert again["rows"] == [number for batch in row["rows"] for number in batch]
+    assert again["watch/hidden/encoder.blocks.0.ffn"] > 0
+    copy = tmp_path / "copy"
+    shutil.copytree(plain, copy)
+    answer = leadline("replay", copy, 2, "--json")
+    assert answer.code == 0, answer.err
+    assert json.loads(answer.out)["loss"] == flight.read(plain)[1]["loss"]
+    assert leadline("replay", copy, 0).code == 2
