@@ -4,6 +4,8 @@
         bench/results/atlas.jsonl                 a row a training
         bench/results/atlas_probes.jsonl          a row a cell and rate: what 30 steps show of another draw of the model
         bench/results/atlas_auto.jsonl            a row a cell: what optim.lr=auto chooses for it
+        bench/results/atlas_verdicts.jsonl        a row a cell: what leadline inspect says today
+    python -m bench.atlas judge                   the tables of docs/inspect.md
     python -m bench.atlas list                    the design, cell by cell
 
 Files grow a row at a time, and a command that is stopped goes on where it was. --wide is for the cells that want a GPU
@@ -22,7 +24,7 @@ from bench.atlas.rows import KINDS, RESULTS, Rows, cell_of, jobs
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.atlas", description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["make", "list"])
+    parser.add_argument("what", choices=["make", "list", "judge"])
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--wide", action="store_true")
     parser.add_argument("--only", choices=KINDS, action="append")
@@ -34,6 +36,11 @@ def main() -> None:
     cells = [cell_of(name) for name in a.cell] if a.cell else design.design(wide=a.wide)
     if a.what == "list":
         print("\n".join(cell.name for cell in cells))
+        return
+    if a.what == "judge":
+        from bench.atlas import judge
+
+        print(judge.page(Rows(a.out)), end="")
         return
     import torch
 

@@ -12,8 +12,13 @@ from bench.atlas import design
 from bench.atlas.design import Cell
 
 RESULTS = Path("bench/results")
-KINDS = ("train", "probe", "auto")
-FILES = {"train": "atlas.jsonl", "probe": "atlas_probes.jsonl", "auto": "atlas_auto.jsonl"}
+KINDS = ("train", "probe", "auto", "verdict")
+FILES = {
+    "train": "atlas.jsonl",
+    "probe": "atlas_probes.jsonl",
+    "auto": "atlas_auto.jsonl",
+    "verdict": "atlas_verdicts.jsonl",
+}
 Row = dict[str, Any]
 
 
@@ -42,6 +47,7 @@ class Rows:
         self.frequencies: dict[str, float] = {}
         self.probes: dict[str, list[Row]] = {}
         self.autos: dict[str, Row] = {}
+        self.verdicts: dict[str, Row] = {}
         for kind in KINDS:
             for row in read(folder / FILES[kind]):
                 self._take(kind, row)
@@ -53,8 +59,10 @@ class Rows:
             self.frequencies[row["cell"]] = row["frequencies"]
         elif kind == "probe":
             self.probes.setdefault(row["cell"], []).append(row)
-        else:
+        elif kind == "auto":
             self.autos[row["cell"]] = row
+        else:
+            self.verdicts[row["cell"]] = row
 
     def add(self, kind: str, rows: list[Row]) -> None:
         with (self.folder / FILES[kind]).open("a", encoding="utf-8") as file:
@@ -91,6 +99,9 @@ def jobs(cells: list[Cell], rows: Rows, kinds: tuple[str, ...], text: str, devic
     def choose(cell: Cell) -> list[Row]:
         return [trainings.choose(cell, text, device)]
 
+    def verdict(cell: Cell) -> list[Row]:
+        return [trainings.verdict(cell, text, device)]
+
     for cell in cells:
         if "train" in kinds:
             while left := rows.left(cell):
@@ -101,6 +112,8 @@ def jobs(cells: list[Cell], rows: Rows, kinds: tuple[str, ...], text: str, devic
             yield "auto", partial(choose, cell)
             while "train" in kinds and (left := rows.left(cell)):
                 yield "train", partial(train, cell, left[0], 1)
+        if "verdict" in kinds and cell.name not in rows.verdicts:
+            yield "verdict", partial(verdict, cell)
     for cell in cells if "train" in kinds else []:
         for rate, seed in rows.edges_left(cell):
             yield "train", partial(train, cell, rate, seed)

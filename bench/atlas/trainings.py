@@ -15,6 +15,8 @@ from bench.atlas.data import NOTHING, VALID, Data
 from bench.atlas.design import PROBE_SEED, PROBE_STEPS, PROBE_WARMUP, SHOWN, Cell
 from bench.atlas.models import build, collate
 from leadline import rates
+from leadline.diagnose.verdict import warmup_gain
+from leadline.errors import UserError
 from leadline.rates import diversity
 
 OTHER = 10**6  # number of the first batch that a probe looks at and no step is trained on
@@ -165,6 +167,23 @@ def choose(cell: Cell, text: str = "", device: str = "cpu") -> Row:
         "tried": rows,
         "seconds": seconds,
     }
+
+
+def verdict(cell: Cell, text: str = "", device: str = "cpu") -> Row:
+    """What `leadline inspect` says of another draw of the model."""
+    from leadline.diagnose import probe
+    from leadline.diagnose.inspect import BATCHES, inspect_subject
+
+    subject = Subject(cell, PROBE_SEED, text, device)
+    batches = [subject.batch(OTHER + number) for number in range(BATCHES)]
+    given = probe.Subject(subject.model, batches, loss_of, subject.optimizer, call=lambda model, batch: model(batch))
+    middle = cell.ladder[len(cell.ladder) // 2]
+    try:
+        found = inspect_subject(given, cell.name, middle, cell.warmup).verdict
+    except UserError as error:
+        return {"cell": cell.name, "rate": middle, "highest_rate": 0.0, "edge_found": False, "error": str(error)}
+    highest = found.highest_rate * (warmup_gain(cell.warmup) if cell.warmup else 1.0)
+    return {"cell": cell.name, "rate": middle, "highest_rate": float(f"{highest:.3g}"), "edge_found": found.edge_found}
 
 
 def updates_of(model: nn.Module, start: list[Tensor]) -> Row:
