@@ -22,6 +22,7 @@ NOTHING = -100  # a label that does not count
 LANGUAGES = ("de", "en", "es", "fi", "fr", "hu", "it", "pl")
 VALID = 64  # sequences to judge on
 PAD = 0
+WORDS = 1000  # numbers written in each language
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def _text_classes() -> Data:
         order = np.random.default_rng(0).permutation(len(texts))
         return Rows(tokens[order], np.array([number for _, number in texts])[order])
 
-    return Data(rows("train", 1000), rows("valid", 4 * VALID // len(LANGUAGES)), 256, len(LANGUAGES))
+    return Data(rows("train", WORDS), rows("valid", 4 * VALID // len(LANGUAGES)), 256, len(LANGUAGES))
 
 
 def _digits() -> Data:
