@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("what", choices=["make", "list", "judge"])
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--wide", action="store_true")
+    parser.add_argument("--blocks", type=int, default=10**9, help="only cells with at most so many blocks")
     parser.add_argument("--only", choices=KINDS, action="append")
     parser.add_argument("--cell", action="append")
     parser.add_argument("--text", default="", help="a folder as text: takes, for translation in place of number words")
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args()
     cells = [cell_of(name) for name in a.cell] if a.cell else design.design(wide=a.wide)
+    cells = [cell for cell in cells if cell.blocks <= a.blocks]
     if a.what == "list":
         print("\n".join(cell.name for cell in cells))
         return

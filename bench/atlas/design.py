@@ -96,6 +96,10 @@ class Cell:
         return self.width >= WIDE or self.depth > DEEP
 
     @property
+    def blocks(self) -> int:
+        return self.depth * (2 if self.task == "translation" else 1)
+
+    @property
     def ladder(self) -> list[float]:
         return LADDERS[self.optimizer]
 
