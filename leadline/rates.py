@@ -28,8 +28,8 @@ LADDERS = {
     "": (6.25e-5, 11),
 }  # by optimizer: the lowest rate, and how many, each twice the one before
 SHORTEST = 8  # updates of a short training: fewer say nothing
-LOOK = 2  # updates that a look at the other batches counts as
-OTHER = 4  # batches to look at, which no step is trained on
+LOOK = 4  # updates that a look at the other batches counts as
+OTHER = 12  # batches to look at, which no step is trained on
 COLLAPSED = 0.1  # of how much of the hidden states differs between tokens at the start: below it they are all alike
 NEAR = 0.02  # nats: of rates that end so near the best, the lowest
 LONGEST_WARMUP = 4000

@@ -13,6 +13,7 @@ from bench.atlas.design import Cell
 from bench.atlas.rows import Rows, cell_of, jobs
 from leadline.data.python_docs import PythonDocs
 
+
 @pytest.fixture(autouse=True)
 def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "WORDS", 60)
@@ -121,3 +122,9 @@ def test_it_withholds_an_answer_where_the_look_says_nothing() -> None:
     assert judge.case(CELL, case.ends, case.edge, flat, 0.0).known == "no rate lowers the loss"
     falling = [row | {"losses": [2 - at / 10] * 5} for at, row in enumerate(flat)]
     assert judge.case(CELL, case.ends, case.edge, falling, 0.0).known.startswith("the lowest loss is at an end")
+
+
+def test_the_document_says_what_the_files_say() -> None:
+    docs = Path("docs/inspect.md").read_text(encoding="utf-8")
+    assert judge.BEGIN in docs
+    assert judge.written(docs, judge.page(Rows(Path("bench/results")))) == docs

@@ -20,7 +20,7 @@ def valley(best: float, width: float = 1.0, breaks: float = math.inf):  # type: 
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
-@pytest.mark.parametrize("updates", [120, 320, 3000])
+@pytest.mark.parametrize("updates", [140, 320, 3000])
 def test_the_best_rate_is_found_within_the_budget(optimizer: str, updates: int) -> None:
     rates = ladder(optimizer)
     best = rates[4]

@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--wide", action="store_true")
     parser.add_argument("--blocks", type=int, default=10**9, help="only cells with at most so many blocks")
+    parser.add_argument("--write", action="store_true", help="judge: put the tables into docs/inspect.md")
     parser.add_argument("--only", choices=KINDS, action="append")
     parser.add_argument("--cell", action="append")
     parser.add_argument("--text", default="", help="a folder as text: takes, for translation in place of number words")
@@ -42,7 +43,10 @@ def main() -> None:
     if a.what == "judge":
         from bench.atlas import judge
 
-        print(judge.page(Rows(a.out)), end="")
+        text = judge.page(Rows(a.out))
+        print(text, end="")
+        if a.write:
+            judge.write(text)
         return
     import torch
 

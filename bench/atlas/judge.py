@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from bench.atlas import design
 from bench.atlas.design import Cell
 from bench.atlas.rows import Rows, cell_of
 from bench.calibrate import fit as logistic
+from leadline.files import write_text
 
 FLAT = 0.02
 TINY = 1e-4
@@ -229,24 +231,34 @@ def _truth(question: str, c: Case) -> str:
     return f"{c.good[0]:g} to {c.good[1]:g}"
 
 
-def autos(rows: Rows, whole: Sequence[Case]) -> dict[str, Any]:
-    """What optim.lr=auto chose, beside the best of the rates that were trained."""
-    chosen = [(c, float(rows.autos[c.cell.name]["rate"])) for c in whole if c.cell.name in rows.autos]
-    losses = {c.cell.name: (rate, c.ends[rate] - min(c.ends.values())) for c, rate in chosen}
-    spent = [rows.autos[name]["updates"] for name in losses]
-    return {
-        "cells": len(losses),
-        "within 0.05": sum(worse <= 0.05 for _, worse in losses.values()),
-        "within 0.1": sum(worse <= 0.1 for _, worse in losses.values()),
-        "within 0.2": sum(worse <= 0.2 for _, worse in losses.values()),
-        "fails": sum(rate > c.edge for c, rate in chosen),
-        "updates": float(np.median(spent)) if spent else 0.0,
-        "worse": [
-            f"{name}: {rate:g} ends {worse:.2f} above the best"
-            for name, (rate, worse) in losses.items()
-            if worse > 0.05
-        ],
+def autos(rows: Rows, whole: Sequence[Case]) -> list[str]:
+    """What optim.lr=auto chose, beside the best of the rates that were trained, and where it ended worse."""
+    seen = {c.cell.name for c in whole} & rows.first.keys()
+    groups = {
+        "the first form, which looked at 4 other batches": (rows.first, seen),
+        "as it is, on the cells after which it was changed": (rows.autos, seen),
+        "as it is, on the others": (rows.autos, {c.cell.name for c in whole} - seen),
     }
+    lines = [
+        "| `optim.lr=auto` | cells | within 0.05 nats | within 0.1 | within 0.2 | above the edge | updates of a look |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    missed = []
+    for said, (chosen, names) in groups.items():
+        found = [(c, float(chosen[c.cell.name]["rate"])) for c in whole if c.cell.name in names & chosen.keys()]
+        found = [(c, rate) for c, rate in found if rate in c.ends]
+        worse = [c.ends[rate] - min(c.ends.values()) for c, rate in found]
+        near = [str(sum(w <= most for w in worse)) for most in (0.05, 0.1, 0.2)]
+        spent = f"{np.median([chosen[c.cell.name]['updates'] for c, _ in found]):g}" if found else "–"
+        fails = sum(rate > c.edge for c, rate in found)
+        lines.append(f"| {said} | {len(found)} | {' | '.join(near)} | {fails} | {spent} |")
+        if chosen is rows.autos:
+            missed += [
+                f"- {c.cell.name}: {rate:g} ends {w:.2f} above the best, {_truth('best', c)} is good"
+                for (c, rate), w in zip(found, worse, strict=True)
+                if w > 0.05
+            ]
+    return [*lines, "", "Where it ended more than 0.05 nats above the best:", "", *missed]
 
 
 def page(rows: Rows) -> str:
@@ -279,13 +291,18 @@ def page(rows: Rows) -> str:
                 "",
             ]
             lines += [f"- {wrong}" for wrong in row["wrong"]]
-    auto = autos(rows, whole)
-    lines += [
-        "",
-        f"`optim.lr=auto`, {auto['cells']} cells: within 0.05 nats of the best rate trained in {auto['within 0.05']}, "
-        f"0.1 in {auto['within 0.1']}, 0.2 in {auto['within 0.2']}; a rate that does not learn in {auto['fails']}; "
-        f"{auto['updates']:g} updates a look (median). Worse than 0.05:",
-        "",
-        *(f"- {worse}" for worse in auto["worse"]),
-    ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *autos(rows, whole)]) + "\n"
+
+
+DOCS = Path("docs/inspect.md")
+BEGIN, END = "<!-- python -m bench.atlas judge --write -->\n", "<!-- end -->\n"
+
+
+def written(docs: str, text: str) -> str:
+    """The document with `text` in its place."""
+    before, _, rest = docs.partition(BEGIN)
+    return f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}"
+
+
+def write(text: str) -> None:
+    write_text(DOCS, written(DOCS.read_text(encoding="utf-8"), text))

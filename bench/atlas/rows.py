@@ -19,6 +19,7 @@ FILES = {
     "auto": "atlas_auto.jsonl",
     "verdict": "atlas_verdicts.jsonl",
 }
+FIRST = "atlas_auto_first.jsonl"  # chosen by the first form of the search, which looked at 4 other batches and not 12
 Row = dict[str, Any]
 
 
@@ -48,6 +49,7 @@ class Rows:
         self.probes: dict[str, list[Row]] = {}
         self.autos: dict[str, Row] = {}
         self.verdicts: dict[str, Row] = {}
+        self.first: dict[str, Row] = {row["cell"]: row for row in read(folder / FIRST)}
         for kind in KINDS:
             for row in read(folder / FILES[kind]):
                 self._take(kind, row)

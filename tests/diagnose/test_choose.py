@@ -32,7 +32,7 @@ def loss(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "ENOUGH", 120)
+    monkeypatch.setattr(rates, "ENOUGH", 140)
 
 
 def drawn(count: int) -> list[torch.Tensor]:
@@ -63,7 +63,7 @@ def test_it_chooses_a_rate_that_learns_and_puts_everything_back() -> None:
     assert optimizer.param_groups[0]["lr"] == 123.0
     assert model.training
     assert choice.warmup == 40
-    assert choice.updates <= 120
+    assert choice.updates <= 140
     assert choice == leadline.choose(model, loader, loss, optimizer, updates=400)
 
     ends = {}

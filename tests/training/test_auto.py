@@ -24,7 +24,7 @@ SMALL = {"updates": 4, "epochs": 0, "batch_tokens": 64, "eval_every": -1}
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "LADDERS", {"": (1e-3, 5)})
-    monkeypatch.setattr(rates, "ENOUGH", 100)
+    monkeypatch.setattr(rates, "ENOUGH", 120)
 
 
 @pytest.fixture
