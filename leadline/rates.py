@@ -2,14 +2,15 @@
 
     choice = search(trial, ladder("Adam"), budget(planned=10_000, ...))
 
-Successive halving: every rate of a fixed ladder for a few updates, the better half from the start again for twice as
-many, and so on; of the last two or three the one with the lowest loss on batches that none was trained on. No torch.
+Every second rate of a fixed ladder for some updates; then the best of them and its two neighbours, from the start again
+and for twice as many. What decides is the loss on batches that none was trained on. No torch.
 
 How long a look may take is counted in updates and never in seconds, so that a busy machine chooses as an idle one.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,8 +27,9 @@ LADDERS = {
     "SGD": (2e-3, 12),
     "": (6.25e-5, 11),
 }  # by optimizer: the lowest rate, and how many, each twice the one before
-HALVINGS = 3
-OTHER = 4  # batches to look at, which no step is trained on
+SHORTEST = 8  # updates of a short training: fewer say nothing
+LOOK = 4  # updates that a look at the other batches counts as
+OTHER = 12  # batches to look at, which no step is trained on
 COLLAPSED = 0.1  # of how much of the hidden states differs between tokens at the start: below it they are all alike
 NEAR = 0.02  # nats: of rates that end so near the best, the lowest
 LONGEST_WARMUP = 4000
@@ -73,40 +75,32 @@ def budget(planned: int, operations: float, device: str, processes: int = 1) -> 
     return int(max(SHARE * planned / processes, min(ENOUGH, in_a_minute)))
 
 
-def rungs(rates: int, updates: int) -> list[tuple[int, int]]:
-    """(rates, updates of each) of every round, looks included, within `updates`; a look counts as two updates."""
-    counts = [max(2, math.ceil(rates / 2**k)) for k in range(HALVINGS + 1)]
-    shortest = (updates - 2 * sum(counts)) // sum(count * 2**k for k, count in enumerate(counts))
-    return [(count, shortest * 2**k) for k, count in enumerate(counts)]
+def steps(rates: int, updates: int) -> int:
+    """Updates of each short training of the first round, with what looking costs: as much as LOOK updates each time."""
+    first, second = len(range(0, rates, 2)), 3
+    return (updates - LOOK * (first + second)) // (first + 2 * second)
 
 
 def search(trial: Trial, rates: Sequence[float], updates: int) -> tuple[float, list[Tried]]:
-    """The rate, and everything tried; rates that no training survives are an error."""
-    rounds = rungs(len(rates), updates)
-    if rounds[0][1] < 2:  # every second rate is enough to begin with
-        rates = rates[::2]
-        rounds = rungs(len(rates), updates)
-    if rounds[0][1] < 2:
-        needed = next(n for n in range(updates, 10_000) if rungs(len(rates), n)[0][1] >= 2)
+    """The rate, and everything tried; a ladder that no training survives is an error."""
+    length = steps(len(rates), updates)
+    if length < SHORTEST:
+        needed = next(n for n in itertools.count(updates) if steps(len(rates), n) >= SHORTEST)
         raise UserError(
-            f"a rate cannot be chosen in {updates} updates, and it may not take more ({SHARE:.0%} of the training, or "
-            f"a minute): {needed} are needed; train longer, or give the rate as a number"
+            f"a rate cannot be chosen in {max(updates, 0)} updates, and it may not take more ({SHARE:.0%} of the "
+            f"training, or a minute): {needed} are needed; train longer, or give the rate as a number"
         )
-    tried: list[Tried] = []
-    left, start = list(rates), math.inf
-    for count, steps in rounds:
-        ends = {rate: trial(rate, steps) for rate in left[:count]}
-        tried += [Tried(rate, steps, end.loss) for rate, end in ends.items()]
-        left = sorted(ends, key=lambda rate: _badness(ends[rate]))
-        start = min(start, _badness(ends[left[0]])[1])
-    if not math.isfinite(start):
+    coarse = {rate: trial(rate, length) for rate in rates[::2]}
+    middle = rates.index(min(coarse, key=lambda rate: _badness(coarse[rate])))
+    fine = {rate: trial(rate, 2 * length) for rate in rates[max(middle - 1, 0) : middle + 2]}
+    best = min(map(_badness, fine.values()))
+    if math.isinf(best[1]):
         raise UserError(
             f"the loss is not finite at any rate from {min(rates):g} to {max(rates):g}: look at the model with "
             "leadline inspect"
         )
-    best = _badness(ends[left[0]])
-    near = [rate for rate in left if _badness(ends[rate]) <= (best[0], best[1] + NEAR)]
-    return min(near), tried
+    tried = [Tried(r, n, end.loss) for ends, n in ((coarse, length), (fine, 2 * length)) for r, end in ends.items()]
+    return min(rate for rate, end in fine.items() if _badness(end) <= (best[0], best[1] + NEAR)), tried
 
 
 def _badness(end: Ended) -> tuple[bool, float]:

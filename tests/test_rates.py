@@ -7,7 +7,7 @@ import math
 import pytest
 
 from leadline.errors import UserError
-from leadline.rates import COLLAPSED, HALVINGS, NEAR, Ended, budget, choice, ladder, risen, rungs, search, warmup
+from leadline.rates import COLLAPSED, LOOK, NEAR, Ended, budget, choice, ladder, risen, search, warmup
 
 
 def valley(best: float, width: float = 1.0, breaks: float = math.inf):  # type: ignore[no-untyped-def]
@@ -20,14 +20,13 @@ def valley(best: float, width: float = 1.0, breaks: float = math.inf):  # type: 
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
-@pytest.mark.parametrize("updates", [120, 320, 3000])
+@pytest.mark.parametrize("updates", [140, 320, 3000])
 def test_the_best_rate_is_found_within_the_budget(optimizer: str, updates: int) -> None:
     rates = ladder(optimizer)
     best = rates[4]
     rate, tried = search(valley(best), rates, updates)
     assert rate == best
-    assert sum(t.updates for t in tried) <= updates
-    assert max(t.updates for t in tried) == 2**HALVINGS * min(t.updates for t in tried)
+    assert updates / 2 < sum(t.updates + LOOK for t in tried) <= updates
 
 
 def test_a_rate_that_breaks_or_collapses_is_never_chosen_over_one_that_does_not() -> None:
@@ -52,12 +51,6 @@ def test_where_nothing_survives_or_the_budget_is_too_small_a_sentence_says_so() 
         search(valley(1), ladder("Adam"), 20)
 
 
-@pytest.mark.parametrize("updates", [100, 320, 1000])
-def test_a_budget_is_kept_with_what_looking_costs(updates: int) -> None:
-    rounds = rungs(11, updates)
-    assert sum(count * (steps + 2) for count, steps in rounds) <= updates
-
-
 def test_a_look_takes_its_share_of_the_training_or_a_minute() -> None:
     assert budget(100_000, 1e12, "cpu") == 3000
     assert budget(100_000, 1e12, "cpu", processes=4) == 750
@@ -78,4 +71,4 @@ def test_the_reason_names_what_was_tried() -> None:
     said = choice(rate, 40, 400, tried)
     assert said.rate == rate == 1e-3
     assert f"{said.updates} updates in all" in said.reason
-    assert "11 from 6.25e-05 to 0.064 were tried" in said.reason
+    assert "8 from 6.25e-05 to 0.064 were tried" in said.reason

@@ -1,13 +1,15 @@
 """The tasks of the atlas as arrays of fixed shape, made of what a Python installation and this package carry.
 
-translation   number words, German to English (builtin:numerals), or a folder of text that is given
-causal_lm     the prose of builtin:python-docs, in windows; masked_lm: the same with 15 % masked
+translation   numbers below 1,000, from German letters to English words, or a folder of text that is given
+causal_lm     the prose of builtin:python-docs, in windows of bytes
+masked_lm     the same German letters, 15 % of them masked
 text_classes  in which of eight languages is a number written; letters are the tokens
 digits        scikit-learn's 8×8 images
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,6 +22,7 @@ NOTHING = -100  # a label that does not count
 LANGUAGES = ("de", "en", "es", "fi", "fr", "hu", "it", "pl")
 VALID = 64  # sequences to judge on
 PAD = 0
+WORDS = 1000  # numbers written in each language
 
 
 @dataclass(frozen=True)
@@ -61,19 +64,45 @@ class Data:
 def load(task: str, text: str = "") -> Data:
     return {
         "translation": lambda: _translation(text),
-        "causal_lm": lambda: _language_model(masked=False),
-        "masked_lm": lambda: _language_model(masked=True),
+        "causal_lm": _causal_lm,
+        "masked_lm": _masked_lm,
         "text_classes": _text_classes,
         "digits": _digits,
     }[task]()
 
 
 def _translation(text: str) -> Data:
+    return _numbers() if not text else _folder(text)
+
+
+def _numbers() -> Data:
+    """Numbers below 1,000 in German letters, to be written in English words."""
+    from num2words import num2words
+
+    german = [str(num2words(n, lang="de")) for n in range(1000)]
+    english = [str(num2words(n, lang="en")).replace("-", " ").split() for n in range(1000)]
+    letters = {letter: 2 + at for at, letter in enumerate(sorted({c for word in german for c in word}))}
+    words = {word: 2 + at for at, word in enumerate(sorted({w for line in english for w in line}))}
+    longest = max(map(len, english)) + 1
+    sources, givens, labels = (
+        np.full((1000, n), f, np.int64) for n, f in ((LENGTH, PAD), (longest, PAD), (longest, NOTHING))
+    )
+    for row, (s, t) in enumerate(zip(german, english, strict=True)):
+        target = [words[w] for w in t]
+        sources[row, : len(s)] = [letters[c] for c in s]
+        givens[row, : len(t) + 1] = [1, *target]
+        labels[row, : len(t) + 1] = [*target, 1]
+    order = np.random.default_rng(0).permutation(1000)
+    rows = Rows(givens[order], labels[order], sources[order])
+    valid = np.arange(4 * VALID // 2)
+    return Data(rows.take(np.arange(len(valid), 1000)), rows.take(valid), 2 + max(len(letters), len(words)), 0)
+
+
+def _folder(text: str) -> Data:
     from leadline.data.store import Store, prepare
     from leadline.data.tokenizer import BOS, EOS
 
-    source = f"text:{text}" if text else "builtin:numerals"
-    store = Store(prepare(DataConfig(source=source, vocab_size=500 if not text else 2000, size=20000)))
+    store = Store(prepare(DataConfig(source=f"text:{text}", vocab_size=2000)))
 
     def rows(split: str, most: int) -> Rows:
         data = store.split(split)
@@ -89,23 +118,30 @@ def _translation(text: str) -> Data:
     return Data(rows("train", 16000), rows("valid", VALID), int(store.manifest["vocab_size"]), 0)
 
 
-def _language_model(masked: bool) -> Data:
-    from leadline.data.store import Store, prepare
+def _causal_lm() -> Data:
+    """Of every 20 paragraphs one is to be judged on."""
+    from leadline.data.python_docs import PythonDocs
 
-    config = DataConfig(source="builtin:python-docs", vocab_size=500, tokenizer="byte_bpe", valid_every=20)
-    store = Store(prepare(config))
-    vocabulary = int(store.manifest["vocab_size"])
+    texts = [text for _, text in itertools.islice(PythonDocs(DataConfig()).paragraphs(), 4000)]
 
-    def rows(split: str, most: int) -> Rows:
-        flat = np.concatenate([shard.tokens for shard in store.documents(split)]).astype(np.int64)
+    def rows(chosen: list[str], most: int) -> Rows:
+        flat = np.frombuffer("\n".join(chosen).encode().replace(b"\0", b" "), np.uint8).astype(np.int64)
         count = min(most, (len(flat) - 1) // LENGTH)
-        tokens = flat[: count * LENGTH].reshape(count, LENGTH)
-        if not masked:
-            return Rows(tokens, flat[1 : count * LENGTH + 1].reshape(count, LENGTH))
-        chosen = np.random.default_rng(0).random(tokens.shape) < 0.15
-        return Rows(np.where(chosen, vocabulary, tokens), np.where(chosen, tokens, NOTHING))
+        tokens, labels = (flat[at : count * LENGTH + at].reshape(count, LENGTH) for at in (0, 1))
+        return Rows(tokens, labels)
 
-    return Data(rows("train", 16000), rows("valid", 4 * VALID if masked else VALID), vocabulary + masked, 0)
+    return Data(rows([t for at, t in enumerate(texts) if at % 20], 16000), rows(texts[::20], VALID), 256, 0)
+
+
+def _masked_lm() -> Data:
+    data = _numbers()
+
+    def rows(rows: Rows, copies: int) -> Rows:
+        tokens = np.concatenate([rows.source] * copies)  # type: ignore[list-item]
+        masked = (np.random.default_rng(copies).random(tokens.shape) < 0.15) & (tokens != PAD)
+        return Rows(np.where(masked, data.vocabulary, tokens), np.where(masked, tokens, NOTHING))
+
+    return Data(rows(data.train, 16), rows(data.valid, 2), data.vocabulary + 1, 0)
 
 
 def _text_classes() -> Data:
@@ -125,7 +161,7 @@ def _text_classes() -> Data:
         order = np.random.default_rng(0).permutation(len(texts))
         return Rows(tokens[order], np.array([number for _, number in texts])[order])
 
-    return Data(rows("train", 1000), rows("valid", 4 * VALID // len(LANGUAGES)), 256, len(LANGUAGES))
+    return Data(rows("train", WORDS), rows("valid", 4 * VALID // len(LANGUAGES)), 256, len(LANGUAGES))
 
 
 def _digits() -> Data:

@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-UPDATES = 150  # after the warm-up
-SHOWN = (30, 75, 150)  # updates after which the validation loss is taken
+UPDATES = 100  # after the warm-up
+SHOWN = (20, 50, 100)  # updates after which the validation loss is taken
 PROBE_STEPS = (1, 3, 8, 15, 30)
 MARGIN = 0.1  # nats
 NEAR = 0.1  # nats
@@ -96,6 +96,10 @@ class Cell:
         return self.width >= WIDE or self.depth > DEEP
 
     @property
+    def blocks(self) -> int:
+        return self.depth * (2 if self.task == "translation" else 1)
+
+    @property
     def ladder(self) -> list[float]:
         return LADDERS[self.optimizer]
 
@@ -109,6 +113,7 @@ def drawn(rng: Random, task: str, arch: str, wide: bool) -> Cell:
     width = rng.choice(WIDER if wide else WIDTHS)
     tokens = rng.choice((4096, 8192) if wide else (256, 256, 512))
     stacks = 2 if task == "translation" else 1
+    depth = depth // stacks
     while not wide and stacks * depth * (width + 32) * tokens > AFFORDED:
         if tokens > 256:
             tokens //= 2

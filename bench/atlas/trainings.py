@@ -14,6 +14,9 @@ from bench.atlas import data as tasks
 from bench.atlas.data import NOTHING, VALID, Data
 from bench.atlas.design import PROBE_SEED, PROBE_STEPS, PROBE_WARMUP, SHOWN, Cell
 from bench.atlas.models import build, collate
+from leadline import rates
+from leadline.diagnose.verdict import warmup_gain
+from leadline.errors import UserError
 from leadline.rates import diversity
 
 OTHER = 10**6  # number of the first batch that a probe looks at and no step is trained on
@@ -129,6 +132,58 @@ def probe(cell: Cell, text: str = "", device: str = "cpu") -> list[Row]:
             facts[name] = [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]
         rows.append(facts)
     return rows
+
+
+def choose(cell: Cell, text: str = "", device: str = "cpu") -> Row:
+    """What `optim.lr=auto` chooses for the model that is trained: the product's search, with its own updates."""
+    started = time.perf_counter()
+    subject = Subject(cell, 1, text, device)
+    shown = [subject.batch(OTHER + number) for number in range(rates.OTHER)]
+    spread = diversity(subject.judged(shown)[2].float())
+    spreads: list[float] = []
+
+    def trial(rate: float, updates: int) -> rates.Ended:
+        subject = Subject(cell, 1, text, device)
+        for update in range(1, updates + 1):
+            if not math.isfinite(subject.update(update - 1, rate * rates.risen(update, updates, cell.warmup > 1))):
+                spreads.append(0.0)
+                return rates.Ended(math.inf)
+        loss, _, hidden = subject.judged(shown)
+        spreads.append(round(diversity(hidden.float()) / spread, 4))
+        return rates.Ended(loss, spreads[-1])
+
+    weights = sum(p.numel() for p in subject.model.parameters())
+    allowed = rates.budget(cell.updates, 6.0 * weights * cell.tokens, subject.device.type)
+    rate, tried = rates.search(trial, cell.ladder, allowed)
+    rows = [
+        [t.rate, t.updates, round(t.loss, 4) if math.isfinite(t.loss) else None, s]
+        for t, s in zip(tried, spreads, strict=True)
+    ]
+    seconds = round(time.perf_counter() - started, 1)
+    return {
+        "cell": cell.name,
+        "rate": rate,
+        "updates": sum(t.updates for t in tried),
+        "tried": rows,
+        "seconds": seconds,
+    }
+
+
+def verdict(cell: Cell, text: str = "", device: str = "cpu") -> Row:
+    """What `leadline inspect` says of another draw of the model."""
+    from leadline.diagnose import probe
+    from leadline.diagnose.inspect import BATCHES, inspect_subject
+
+    subject = Subject(cell, PROBE_SEED, text, device)
+    batches = [subject.batch(OTHER + number) for number in range(BATCHES)]
+    given = probe.Subject(subject.model, batches, loss_of, subject.optimizer, call=lambda model, batch: model(batch))
+    middle = cell.ladder[len(cell.ladder) // 2]
+    try:
+        found = inspect_subject(given, cell.name, middle, cell.warmup).verdict
+    except UserError as error:
+        return {"cell": cell.name, "rate": middle, "highest_rate": 0.0, "edge_found": False, "error": str(error)}
+    highest = found.highest_rate * (warmup_gain(cell.warmup) if cell.warmup else 1.0)
+    return {"cell": cell.name, "rate": middle, "highest_rate": float(f"{highest:.3g}"), "edge_found": found.edge_found}
 
 
 def updates_of(model: nn.Module, start: list[Tensor]) -> Row:

@@ -45,7 +45,8 @@ def choose(
     """
     if updates < 1 or (warmup is not None and warmup < 0):
         raise UserError("choose needs the updates of the training, 1 or more, and a warm-up of 0 or more")
-    taken = list(itertools.islice(batches, MOST))
+    with torch.random.fork_rng():  # a loader that shuffles draws
+        taken = list(itertools.islice(batches, MOST))
     if len(taken) < FEWEST:
         raise UserError(
             f"a rate is chosen on batches that it is not trained on: give {FEWEST} batches or more, not {len(taken)}"

@@ -13,6 +13,7 @@ WIDTHS = (32, 128)
 LAYERS = 24  # of each stack
 START = "xavier"
 OPTIMIZER = "Adam"
+BATCHES = 3  # with fewer, the loss is looked at on a batch that is trained on, or after one that says little
 
 
 def outside(connections: Sequence[Connection], facts: Mapping[str, Any]) -> list[str]:
@@ -28,8 +29,13 @@ def outside(connections: Sequence[Connection], facts: Mapping[str, Any]) -> list
         f"optimizer {facts.get('optimizer')}": facts.get("optimizer") != OPTIMIZER,
         "weights already trained" if start == "trained" else f"weights start at {start}": start not in ("", START),
         "data other than number words": facts.get("data") != DATA,
+        f"{_batches(facts)} to look at": facts.get("batches", BATCHES) < BATCHES,
     }
     return [said for said, differs in differences.items() if differs]
+
+
+def _batches(facts: Mapping[str, Any]) -> str:
+    return "one batch" if facts.get("batches") == 1 else "two batches"
 
 
 def hint(differences: Sequence[str]) -> str:

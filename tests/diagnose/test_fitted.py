@@ -35,6 +35,9 @@ def test_within() -> None:
         ({}, {"start": "fairseq_2019"}, ["weights start at fairseq_2019"]),
         ({}, {"start": "trained"}, ["weights already trained"]),
         ({}, {"data": "text:here"}, ["data other than number words"]),
+        ({}, {"batches": 1}, ["one batch to look at"]),
+        ({}, {"batches": 2}, ["two batches to look at"]),
+        ({}, {"batches": 3}, []),
         ({"dim": 16}, {"data": "", "start": ""}, ["width 16", "data other than number words"]),
     ],
 )

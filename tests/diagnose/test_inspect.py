@@ -109,7 +109,7 @@ def test_no_rate_is_promised_at_which_the_loss_rises() -> None:
     found = leadline.inspect(encoder, x, lambda output, batch: (output - batch).pow(2).mean())
     assert found.verdict.edge_found
     assert 0.01 < found.verdict.highest_rate < 0.064
-    assert found.verdict.outside == ["not an encoder-decoder", "data other than number words"]
+    assert found.verdict.outside == ["not an encoder-decoder", "data other than number words", "one batch to look at"]
     assert "a hint, not a verdict" in str(found)
 
 

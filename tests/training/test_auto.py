@@ -24,7 +24,7 @@ SMALL = {"updates": 4, "epochs": 0, "batch_tokens": 64, "eval_every": -1}
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "LADDERS", {"": (1e-3, 5)})
-    monkeypatch.setattr(rates, "ENOUGH", 100)
+    monkeypatch.setattr(rates, "ENOUGH", 120)
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_a_collapse_or_a_loss_that_is_not_finite_is_not_chosen(asked: Config, tm
     search = rates.search
 
     def noting(trial: rates.Trial, ladder: list[float], updates: int) -> tuple[float, list[rates.Tried]]:
-        rate, tried = search(trial, [*ladder, 1e30], updates)
-        seen.append(tried[len(ladder)].loss)
+        rate, tried = search(trial, [*ladder, 1e5, 1e30], updates)
+        seen.append(tried[len(ladder) // 2 + 1].loss)
         return rate, tried
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,130 @@
+"""bench.atlas: the design, its labels, one tiny training of every kind of cell, and the judge on made-up rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from bench.atlas import data, design, judge, trainings
+from bench.atlas.design import Cell
+from bench.atlas.rows import Rows, cell_of, jobs
+from leadline.data.python_docs import PythonDocs
+
+
+@pytest.fixture(autouse=True)
+def little_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "WORDS", 60)
+    monkeypatch.setattr(PythonDocs, "_texts", lambda self: ["the same few words and some others again\n\n" * 200])
+
+
+CELL = Cell("digits", "torch", "pre_ln", "own", 32, 2, "adam", 64, 0)
+
+
+def test_the_design_is_what_was_committed() -> None:
+    cells = design.design()
+    assert cells == design.design()
+    assert len({cell.name for cell in cells}) == len(cells) > 150
+    assert not any(cell.wide for cell in cells)
+    assert all(cell.wide for cell in design.design(wide=True))
+    assert all(cell_of(cell.name) == cell for cell in cells)
+    first = cells[:17]  # one round has every task with every architecture
+    assert {(c.task, c.arch) for c in first} == {(task, arch) for task, archs in design.TASKS.items() for arch in archs}
+
+
+def test_rates_are_trained_coarsely_then_around_the_best_and_the_edge() -> None:
+    ladder, ends = CELL.ladder, dict[float, float]()
+    assert design.rates_left(CELL, ends, 3.0) == ladder[1::2]
+    ends = dict.fromkeys(ladder[1::2], 1.0) | {ladder[3]: 0.5, ladder[7]: 2.9, ladder[9]: math.inf}
+    assert design.rates_left(CELL, ends, 3.0) == [ladder[2], ladder[4], ladder[6]]
+    assert design.edge(ends, 3.0) == ladder[5]
+    ends |= {ladder[2]: 0.55, ladder[4]: 0.62, ladder[6]: 1.5}
+    assert design.edge(ends, 3.0) == ladder[6]
+    assert design.rates_left(CELL, ends, 3.0) == []
+    assert design.good(ends) == (ladder[2], ladder[3])
+    assert design.edge(ends, 0.55) == 0  # nothing was learnt: no training ends below the frequencies
+
+
+@pytest.mark.parametrize(("task", "arch"), [(task, arch) for task, archs in design.TASKS.items() for arch in archs])
+def test_every_kind_of_cell_has_a_loss_that_a_step_lowers(task: str, arch: str) -> None:
+    start = "small" if "small" in design.STARTS[arch] else "xavier"
+    cell = Cell(task, arch, design.PLACEMENTS[arch][-1], start, 32, 1, "adam", 64, 0)
+    subject = trainings.Subject(cell, 1)
+    before = subject.judged([subject.batch(0)])[0]
+    assert before == pytest.approx(math.log(subject.data.outputs), rel=0.4)
+    first = subject.update(0, 1e-3)
+    assert first == pytest.approx(before, rel=1e-4)
+    for _ in range(3):
+        subject.update(0, 1e-3)
+    assert subject.judged([subject.batch(0)])[0] < before
+    assert 1 < subject.data.frequencies < 4
+
+
+def test_a_row_is_the_same_twice_and_a_stopped_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(design, "UPDATES", 4)
+    monkeypatch.setattr(trainings, "SHOWN", (2, 4))
+    monkeypatch.setattr(trainings, "PROBE_STEPS", (1, 2))
+    rows = Rows(tmp_path)
+    for count, (kind, make) in enumerate(jobs([CELL], rows, ("train", "probe"), "", "cpu")):
+        made, again = make(), make()
+        for row in (*made, *again):
+            row.pop("seconds", None)
+        assert made == again
+        rows.add(kind, made)
+        if count == 2:
+            break
+    path = tmp_path / "atlas.jsonl"
+    path.write_text(path.read_text() + '{"cell": "cut off')
+    known = Rows(tmp_path)
+    assert known.ends == rows.ends
+    assert len(known.left(CELL)) == len(CELL.ladder[1::2]) - 3
+
+
+def made_up(noise: float) -> list[judge.Case]:
+    """Cells whose edge is 8 times the rate with the lowest loss after the look, on two tasks and in two families."""
+    cases = []
+    for number in range(24):
+        arch, task = ("ours", "vit")[number % 2], ("causal_lm", "digits")[number // 2 % 2]
+        cell = dataclasses.replace(CELL, arch=arch, task=task)
+        best = 2 + (number * 7) % 4
+        ends = {r: 1 + 0.3 * abs(at - best) if at <= best + 3 else 3.0 for at, r in enumerate(cell.ladder)}
+        probes = [
+            {
+                "rate": rate, "start": 3.0, "spread": 0.5, "losses": [3.0, 2.9, 2.8, 2.7, 2.2 + 0.1 * abs(at - best)],
+                "diversities": [0.5, 0.5, 0.5 if at <= best + 3 else noise], "moved": [rate * 10],
+            }
+            for at, rate in enumerate(cell.ladder)
+        ]  # fmt: skip
+        cases.append(judge.case(cell, ends, cell.ladder[best + 3], probes, 0.0))
+    return cases
+
+
+def test_the_judge_tells_a_good_answer_from_a_bad_one() -> None:
+    table = {(row["question"], row["left out"], row["by"]): row for row in judge.judged(made_up(1e-3))}
+    for split in judge.GROUPS:
+        assert table["edge", split, "look"]["within 2"] == 1.0
+        assert table["edge", split, "lowest loss × constant"]["within 2"] == 1.0
+        assert table["best", split, "look"]["within 2"] == 1.0
+        assert table["edge", split, "kind"]["within 2"] < 0.8  # the cells are all of one kind
+        assert table["edge", split, "verdict today"]["abstains"] == 24
+        assert table["edge", split, "kind"]["wrong"]
+
+
+def test_it_withholds_an_answer_where_the_look_says_nothing() -> None:
+    case = made_up(1e-3)[0]
+    assert not case.known
+    flat = [
+        {"rate": r, "start": 3.0, "spread": 0.5, "losses": [3.0] * 5, "diversities": [0.5], "moved": [0.1]}
+        for r in CELL.ladder
+    ]
+    assert judge.case(CELL, case.ends, case.edge, flat, 0.0).known == "no rate lowers the loss"
+    falling = [row | {"losses": [2 - at / 10] * 5} for at, row in enumerate(flat)]
+    assert judge.case(CELL, case.ends, case.edge, falling, 0.0).known.startswith("the lowest loss is at an end")
+
+
+def test_the_document_says_what_the_files_say() -> None:
+    docs = Path("docs/inspect.md").read_text(encoding="utf-8")
+    assert judge.BEGIN in docs
+    assert judge.written(docs, judge.page(Rows(Path("bench/results")))) == docs
