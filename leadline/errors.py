@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+MANY = 40  # names that are not all listed where one is near
+
 
 class UserError(Exception):
     """Ends a command with its message and exit code 2, without a traceback."""
@@ -38,11 +40,15 @@ def not_a_run(folder: Path) -> UserError:
 
 
 def nearest(wrong: str, right: Iterable[str]) -> str:
-    """A hint for a name that does not exist: the closest right one, then all of them."""
+    """A hint for a name that does not exist: the closest right one, then all of them, if they are not many."""
     names = list(right)
     plain = {name.lower().replace("-", "_"): name for name in names}
-    close = difflib.get_close_matches(wrong.lower().replace("-", "_"), plain, n=1, cutoff=0.5)
-    return (f"did you mean {plain[close[0]]!r}? " if close else "") + f"the choices are {', '.join(names)}"
+    few = len(names) <= MANY
+    close = difflib.get_close_matches(wrong.lower().replace("-", "_"), plain, n=1, cutoff=0.5 if few else 0.7)
+    choices = f"the choices are {', '.join(names)}"
+    if not close:
+        return choices
+    return f"did you mean {plain[close[0]]!r}?" + (f" {choices}" if few else "")
 
 
 def first_line(error: BaseException) -> str:

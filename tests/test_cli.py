@@ -319,6 +319,12 @@ def assert_one_sentence(answer: Any, *parts: str) -> None:
         (["train", "numerals", "--set", "optim.learning_rate=1"], ["'optim.learning_rate': did you mean 'optim.lr'?"]),
         (["train", "numerals", "--set", "lr=1"], ["no key 'lr': did you mean 'optim.lr'?"]),
         (["train", "numerals", "--set", "train.dropout=0"], ["no key 'train.dropout': did you mean 'model.dropout'?"]),
+        (
+            ["train", "numerals", "--set", "lm.across_documents=true"],
+            ["lm.across_documents means nothing with task=tra"],
+        ),
+        (["train", "numerals", "--set", "optim.momentum=0.9"], ["optim.momentum means nothing with optim.name=adam"]),
+        (["inspect", "lm_small_pre_ln", "--set", "mask.share=0.1"], ["mask.share means nothing with task=causal_lm"]),
         (["train", "gone.yaml"], ["gone.yaml does not exist"]),
         (["train", "numerals", "--set", "optim.schedule=cosin"], ["optim.schedule", "did you mean 'cosine'?"]),
         (["reproduce", "xiong-fig6", "--set", "train.eval_every=-1"], ["train.eval_every=-1", "made of evaluations"]),

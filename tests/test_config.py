@@ -259,3 +259,10 @@ def test_a_file_that_is_missing_or_not_toml_is_named(tmp_path: Path) -> None:
 
 def test_nearest_offers_no_guess_where_nothing_is_near() -> None:
     assert nearest("zzz", ["adam", "sgd"]) == "the choices are adam, sgd"
+
+
+def test_of_many_names_only_the_nearest_is_told() -> None:
+    names = [f"x{i}-y{i}" for i in range(100)]
+    assert nearest("x7-y", names) == "did you mean 'x7-y7'?"
+    assert nearest("???", names).count(",") == 99
+    assert nearest("x1", names[:5]).startswith("did you mean 'x1-y1'? the choices are x0-y0, ")

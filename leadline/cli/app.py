@@ -107,8 +107,11 @@ def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Con
         elif config.data.size != configuration.DataConfig().size and not _generates(config.data.source):
             tell([f"data.size={config.data.size} is not used: {config.data.source} is used whole"])
     config = configuration.override(config, assignments or [])
-    if any(a.partition("=")[0].strip() == "data.size" for a in assignments or []):
+    asked = [assignment.partition("=")[0].strip() for assignment in assignments or []]
+    if "data.size" in asked:
         _require_generated(config.data.source)
+    if why := keys.unused(config, asked):
+        raise UserError(f"--set {why}: leave it out")
     return config
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from leadline.cli.app import AllowCode, Device, Json, RunFolder, Which, app, load_run, stdin_lines
+from leadline.cli.terminal import tell
 from leadline.errors import UserError
 from leadline.files import to_json
 
@@ -41,6 +42,9 @@ def generate(
     generator = load_run(run, which, device, None, allow_code).generator(**chosen)
     for some in _prompts(prompts, source):
         _answer(generator, some, as_json)
+    if generator.cut:
+        limit = f"model.max_length={generator.model.config.max_length}"
+        tell([f"{generator.cut} of the texts ended where the model does, at {limit} tokens with the prompt"])
 
 
 def _prompts(prompts: list[str] | None, source: Path | None) -> Iterator[list[str]]:

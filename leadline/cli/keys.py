@@ -10,11 +10,12 @@ import io
 import textwrap
 import tokenize
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from leadline.config import Config
-from leadline.options import ELSEWHERE
+from leadline.options import ELSEWHERE, flat, to_dict
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,32 @@ def instead_of(option: str) -> str:
     return f"there is no {option}: write {ways}" if keys else ""
 
 
+def unused(config: Config, asked: Iterable[str]) -> str:
+    """Of the keys that were asked for, one that this config does not read, and why; "" if there is none."""
+    values = flat(to_dict(config))
+    for key in asked:
+        for start, (decides, words) in READ_WITH.items():
+            if key.startswith(start) and values[decides] not in words:
+                return f"{key} means nothing with {decides}={values[decides]}"
+    return ""
+
+
 def _plain(word: str) -> str:
     return word.lower().replace("_", "-").replace(" ", "-")
 
 
+READ_WITH = {  # keys that begin so are only read where another key has one of these values
+    "decode.": ("task", ["translation"]),
+    "mask.": ("task", ["masked_lm"]),
+    "lm.": ("task", ["causal_lm"]),
+    "generate.": ("task", ["causal_lm"]),
+    "optim.momentum": ("optim.name", ["sgd"]),
+    "optim.betas": ("optim.name", ["adam", "adamw", "radam"]),
+    "optim.hold": ("optim.schedule", ["hold_inverse_sqrt"]),
+    "optim.decay_at": ("optim.schedule", ["step"]),
+    "optim.decay_factor": ("optim.schedule", ["step"]),
+    "model.rotary_theta": ("model.positions", ["rotary"]),
+}
 OPTIONS = {  # what other tools call our options and arguments
     **dict.fromkeys(("output", "output-dir", "out-dir", "save-dir", "model-dir"), "--out FOLDER"),
     **dict.fromkeys(("config", "config-file", "cfg"), "the config.toml first, as in leadline train config.toml"),

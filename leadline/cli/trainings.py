@@ -34,6 +34,7 @@ from leadline.cli.app import (
 from leadline.cli.terminal import TrainingView, answer, counting, screen, sentences_bar, table, tell
 from leadline.cli.translations import print_by_direction
 from leadline.config import Config
+from leadline.data.directions import targets
 from leadline.errors import UserError
 from leadline.files import checksum, to_json, written
 from leadline.world import join, restarted
@@ -175,7 +176,7 @@ def train(
         loss = f"{last['valid_nll']:.4f} nats {task.unit}" if last else ""
         told = f"valid loss {loss}, best checkpoint {best}" if last else "not evaluated"
         answer.print(f"{folder}: {told}", soft_wrap=True, markup=False)
-        to = " --to LANGUAGE" if store.data.directions else ""
+        to = " --to LANGUAGE" if len(targets(store.data.directions)) > 1 else ""
         uses = "".join(f", or echo … | leadline {command} {folder}{to}" for command in task.commands)
         answer.print(f"next: leadline evaluate {folder}{uses}", soft_wrap=True)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from leadline.config import DataConfig
 from leadline.data.documents import Paragraph
+from leadline.data.remembered import remembered
 from leadline.errors import UserError
 
 
@@ -27,6 +28,10 @@ class PythonDocs:
         self.made: list[Paragraph] = []  # less than 2 MB, read three times
 
     def fingerprint(self) -> str:
+        """Remembered: to parse the whole library takes seconds, and every command that uses a run asks for it."""
+        return str(remembered("fingerprint of builtin:python-docs", [Path(__file__), *_files()], self._fingerprint))
+
+    def _fingerprint(self) -> str:
         return hashlib.sha256("".join(f"{number} {text}\n" for number, text in self.paragraphs()).encode()).hexdigest()
 
     def paragraphs(self) -> Iterator[Paragraph]:
@@ -36,21 +41,25 @@ class PythonDocs:
         return iter(self.made)
 
     def _texts(self) -> Iterator[str]:
-        folder = Path(sysconfig.get_path("stdlib"))
-        topics = folder / "pydoc_data" / "topics.py"
-        if not topics.is_file():
-            raise UserError(
-                f"builtin:python-docs: this Python has no {topics}: give a text with data.source=documents:…"
-            )
+        topics, *modules = _files()
         for node in _parsed(topics).body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
                 yield from ast.literal_eval(node.value).values()
-        modules = {folder / f"{name}.py" for name in sys.stdlib_module_names}
-        packages = {path for name in sys.stdlib_module_names for path in (folder / name).rglob("*.py")}
-        for path in sorted(modules | packages):
-            apart = {"test", "tests", "idle_test", "pydoc_data", "__pycache__"} & set(path.relative_to(folder).parts)
-            if path.is_file() and not apart:
-                yield "\n\n".join(_docstrings(_parsed(path)))
+        for path in modules:
+            yield "\n\n".join(_docstrings(_parsed(path)))
+
+
+def _files() -> list[Path]:
+    """pydoc's topics, and the modules of the standard library."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    topics = folder / "pydoc_data" / "topics.py"
+    if not topics.is_file():
+        raise UserError(f"builtin:python-docs: this Python has no {topics}: give a text with data.source=documents:…")
+    modules = {folder / f"{name}.py" for name in sys.stdlib_module_names}
+    packages = {path for name in sys.stdlib_module_names for path in (folder / name).rglob("*.py")}
+    left_out = {"test", "tests", "idle_test", "pydoc_data", "__pycache__"}
+    wanted = (path for path in sorted(modules | packages) if not left_out & set(path.relative_to(folder).parts))
+    return [topics, *(path for path in wanted if path.is_file())]
 
 
 def _parsed(path: Path) -> ast.Module:

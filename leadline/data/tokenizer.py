@@ -230,9 +230,11 @@ class Tokenizer:
         """The number of the token that ends a document, and stands before one."""
         numbers = [self.bpe.token_to_id(name) for name in END_OF_TEXT]
         if not self.exact or not any(number is not None for number in numbers):
+            given = self.config.vocabulary
             raise UserError(
                 "a language model needs a byte-level vocabulary that has an end of text (<|endoftext|>), and this one "
-                "is none: set data.tokenizer=byte_bpe"
+                "is none: "
+                + (f"it is data.vocabulary={given}, give another" if given else "set data.tokenizer=byte_bpe")
             )
         return next(number for number in numbers if number is not None)
 

@@ -22,7 +22,7 @@ from leadline.report.page import Chart, Section, Series, Style, Table, Tone, Wor
 CURVES = [
     ("lr", "Learning rate", "learning rate", False),
     ("grad_norm", "Gradient norm", "norm of the gradient", True),
-    ("tokens_per_second", "Speed", "target tokens a second", False),
+    ("tokens_per_second", "Speed", "tokens a second", False),
     ("wait_share", "Waiting for the host", "share of the time that the device waits", False),
 ]
 # In the first chart, or the same all the time.
@@ -234,7 +234,7 @@ def _curves(runs: list[ReportedRun]) -> Iterable[Chart]:
         {key for run in runs for row in run.history.rows for key in row if key.startswith("valid_")} - ELSEWHERE
     )
     for key in scores:
-        name = key.removeprefix("valid_")
+        name = key.removeprefix("valid_").replace("_", " ")
         yield _curve(runs, key, f"Validation {name}", name, False, "points")
     for key, title, label, log_y in CURVES:
         if any(key in row for run in runs for row in run.history.rows):
@@ -280,7 +280,8 @@ def overview(runs: list[ReportedRun]) -> Table:
     rows = []
     for run in runs:
         get = run.config.get
-        layers = f"{get('model.encoder_layers', '–')}-{get('model.decoder_layers', '–')}"
+        stacks = [get(f"model.{stack}_layers", "–") for stack in ("encoder", "decoder")]
+        layers = "-".join(str(count) for count in stacks if count != 0)
         start = flat(run.facts).get("chosen.init")
         asked = [run.name, get("model.placement"), start, layers]
         asked += [get("model.dim"), get("optim.lr"), get("optim.warmup")]

@@ -26,6 +26,7 @@ class Generator:
     def __init__(self, model: Transformer, tokenizer: Tokenizer, config: Config) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.end = tokenizer.end_of_text
+        self.cut = 0  # texts that ended because the model has no more positions
 
     def generate(self, prompts: Sequence[str], on_text: Callable[[str], None] | None = None) -> list[str]:
         """The texts that follow, in order. Of a single prompt `on_text` is given each piece as it comes."""
@@ -41,6 +42,8 @@ class Generator:
             some = order[begin : begin + AT_ONCE]
             for i, result in zip(some, self._continued([tokens[i] for i in some], pieces), strict=True):
                 results[i] = result
+                full = len(tokens[i]) + len(result) > self.model.config.max_length
+                self.cut += full and len(result) < self.config.generate.tokens
         if pieces:
             pieces.finish()
         return self.tokenizer.decode(results)

@@ -39,12 +39,12 @@ def marks(tokenizer: Tokenizer, data: DataConfig, language: str) -> tuple[list[i
     """What stands before a source, and before its target in this language: of many languages its tag is one of them."""
     if not data.directions:
         return [], BOS
-    if not language:
-        known = targets(data.directions)
+    known = targets(data.directions)
+    if not language and len(known) > 1:
         raise UserError(
             f"this run writes several languages: say which, such as --to {known[0]} (of {', '.join(known)})"
         )
-    number = tokenizer.special(tag(language))
+    number = tokenizer.special(tag(language or known[0]))
     return ([number], BOS) if data.tag == "source" else ([], number)
 
 

@@ -85,6 +85,14 @@ def test_names_of_other_tools_lead_to_keys_that_exist() -> None:
     assert set(keys.ELSEWHERE.values()) <= {key.key for key in keys.every()}
 
 
+def test_what_decides_whether_a_key_is_read_are_keys_and_their_choices() -> None:
+    known = {key.key: key for key in keys.every()}
+    for start, (decides, words) in keys.READ_WITH.items():
+        assert [key for key in known if key.startswith(start)], start
+        assert not known[decides].choices or set(words) <= set(known[decides].choices), start
+    assert keys.unused(recipes.find("numerals"), ["optim.betas", "decode.beam", "train.seed"]) == ""
+
+
 @pytest.mark.parametrize("arguments", [["trian"], ["train", "--nothing"], ["keys", "a", "b"], ["evaluate"]])
 def test_what_does_not_exist_is_one_sentence(arguments: list[str], leadline: Leadline) -> None:
     answer = leadline(*arguments)

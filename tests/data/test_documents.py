@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from leadline.config import DataConfig
-from leadline.data import documents
+from leadline.data import documents, python_docs, remembered
 from leadline.data.python_docs import prose
 from leadline.data.sources import open_source
 from leadline.data.store import prepare
@@ -150,3 +150,21 @@ class TestHub:
         source = self.saved(tmp_path, [{"content": "a"}])
         with pytest.raises(UserError, match="has no column text, only content"):
             open_source(DataConfig(source=source))
+
+
+def test_pythons_documentation_is_parsed_once_to_know_it(
+    tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda name: str(tmp_path))
+    (tmp_path / "pydoc_data").mkdir()
+    (tmp_path / "pydoc_data" / "topics.py").write_text("topics = {'a': 'A topic that is prose.'}")
+    (tmp_path / "ast.py").write_text('"""A module that has one line."""')
+    monkeypatch.setattr(remembered, "SETTLED", -1.0)
+    known = python_docs.PythonDocs(DataConfig())
+    assert [text for _, text in known.paragraphs()] == ["A topic that is prose.", "A module that has one line."]
+    with monkeypatch.context() as once:
+        first = known.fingerprint()
+        once.setattr(python_docs, "_parsed", lambda path: pytest.fail("parsed again"))
+        assert python_docs.PythonDocs(DataConfig()).fingerprint() == first
+    (tmp_path / "ast.py").write_text('"""Another module, of another length."""')
+    assert python_docs.PythonDocs(DataConfig()).fingerprint() != first

@@ -96,6 +96,12 @@ def test_the_curves_and_the_numbers(make_run: Callable[..., Path]) -> None:
     assert named(sections, "In short").paragraphs == [
         "The lowest validation loss is 2.5 nats a token, of a at update 10."
     ]
+    decoder = make_run(
+        "lm", [*ROWS, row(20, valid_bits_per_byte=2.0)], model={"encoder_layers": 0, "decoder_layers": 3}
+    )
+    sections_of_lm = sections_of([decoder])
+    assert cells(named(sections_of_lm, "Runs"))["layers"] == "3"
+    assert named(sections_of_lm, "Validation bits per byte").series[0].y == [2.0]
     facts = dict(named(sections, "Versions, device and data").rows)
     assert facts == {"device": "cpu", "chosen.init": "xavier", "versions.torch": "2.11", "data.key": "abc"}
     assert ["optim.betas", "[0.9, 0.98]"] in named(sections, "Configuration").rows

@@ -31,6 +31,18 @@ def test_a_batch_of_prompts_is_each_alone(trained: Trained, options: dict, monke
     assert len(set(together)) > 1
 
 
+def test_texts_that_the_models_length_ends_are_counted(trained: Trained) -> None:
+    generator, prompt = trained.generator(tokens=3, temperature=0), "ab" * 100
+    (tokens,) = trained.tokenizer.encode([prompt], "en")
+    prompt = trained.tokenizer.decode([tokens[: trained.config.model.max_length - 3]])[0]
+    assert len(generator.tokens([prompt])[0]) == trained.config.model.max_length - 2
+    generator.generate(["ab", prompt])
+    assert generator.cut == 0
+    longer = trained.generator(tokens=4, temperature=0)
+    longer.generate(["ab", prompt])
+    assert longer.cut == 1
+
+
 def test_a_seed_gives_the_same_and_another_something_else(trained: Trained) -> None:
     texts = [trained.generate(PROMPTS, tokens=12, seed=seed) for seed in (1, 1, 2)]
     assert texts[0] == texts[1]

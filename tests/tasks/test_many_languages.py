@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import leadline as package
+from leadline import config as configuration
 from leadline.config import Config
 from leadline.data.identifier import Identifier
 from leadline.data.sampling import counts
@@ -116,6 +117,17 @@ def test_one_model_translates_both_ways(run: Path) -> None:
     first = trained.into("fr").encode(["one two"]).packs[0].tokens.tolist()
     assert first[0] == trained.tokenizer.special(tag("fr"))
     assert first[1:-1] == trained.tokenizer.encode(["one two"], "")[0]
+
+
+def test_a_run_that_writes_one_language_need_not_be_told_which(config: Config, tmp_path: Path, leadline: Any) -> None:
+    short = config.set(data={"directions": ("X-en",)}, train={"updates": 1})
+    (tmp_path / "config.toml").write_text(configuration.to_toml(short))
+    answer = leadline("train", tmp_path / "config.toml", "--out", tmp_path / "run")
+    assert answer.code == 0
+    assert answer.out.endswith(f"leadline translate {tmp_path / 'run'}\n")
+    said, told = (leadline("translate", tmp_path / "run", *to, stdin=b"drei\n") for to in ([], ["--to", "en"]))
+    assert said.code == 0
+    assert said.out == told.out
 
 
 def test_asked_for_no_language_or_another_one_it_says_so(run: Path, leadline: Any) -> None:
