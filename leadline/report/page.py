@@ -110,6 +110,13 @@ def render(title: str, sections: Sequence[Section]) -> str:
 """
 
 
+def beside(html: Path) -> Path:
+    """The folder of a page's figures, which has its name without the ending."""
+    if not html.suffix or html.is_dir():
+        raise UserError(f"{html} cannot be a page: give a file with an ending, such as {html / 'report.html'}")
+    return html.with_suffix("")
+
+
 def write(title: str, sections: Sequence[Section], html: Path, figures: Path | None = None) -> None:
     """The page, atomically; with `figures`, also a folder with each chart as a PNG and a CSV."""
     temporary = html.with_name(f".{html.name}.tmp")

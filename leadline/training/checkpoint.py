@@ -39,6 +39,7 @@ class State:
     stale: int = 0  # evaluations since the best
     losses: list[float] = field(default_factory=list)  # of the updates since the last line of metrics
     config: str = ""  # the SHA-256 of the config.toml it was trained with
+    metrics: str = ""  # that of metrics.jsonl up to here; "": not known
 
 
 def hash_of(state: dict[str, Any]) -> str:

@@ -140,6 +140,12 @@ def _train(setup: Setup, state: State, signals: list[int]) -> None:
     if metrics.damaged:
         message = f"{metrics.damaged} lines of metrics.jsonl cannot be read: they are in metrics.damaged.jsonl now"
         setup.tell("message", state.update, message=message)
+    elif setup.world.leads and state.metrics not in ("", metrics.digest()):
+        message = (
+            f"metrics.jsonl is damaged: up to update {state.update} it is not what was written, and some of what was "
+            "measured is lost or changed; the training is not"
+        )
+        setup.tell("message", state.update, message=message)
     try:
         with telling_of_memory(config), saving.Writer() as writer:  # what it began is on disk before this ends
             _updates(setup, state, metrics, signals, writer)
@@ -214,6 +220,7 @@ def _updates(
         if saves or stop:
             _require_finite(setup, state, result, writer)
             state.losses = torch.stack(since.losses).tolist() if since.losses else []
+            state.metrics = metrics.digest()
             moments = setup.step.gathered()
             if setup.world.leads:
                 writer.save(setup.folder, state, setup.model, moments, train.keep)
