@@ -34,7 +34,6 @@ from leadline.model.layers import Linear, SelfAttention
 from leadline.placement import DeepNorm, PostLN, PreLN, find
 from leadline.placement.admin import Admin, AdminConstant
 from leadline.placement.res_post_ln import ResPostLN
-from leadline.training import checkpoint, optim, saving
 from leadline.training.trained import Trained
 
 
@@ -237,10 +236,7 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     )
     model = Transformer(size, **configuration.to_dict(config.model))
     used = from_theirs(model, kind, theirs)
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer.bpe.save(str(out / "tokenizer.json"))
-    saving.save(out, checkpoint.State(), model, optim.optimizer(config.optim, model), keep=1)
-    (out / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
+    folders.write_run(out, tokenizer, model, config)
     masks = ("attn.bias", "attn.masked_bias", "inv_freq")  # of old files
     left = sorted(name for name in theirs if name not in used and name != "lm_head.weight" and not name.endswith(masks))
     if left:

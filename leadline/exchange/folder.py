@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from leadline import config as configuration
 from leadline import files
+from leadline.config import Config
+from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
+from leadline.model import Transformer
+from leadline.training import optim, saving
+from leadline.training.checkpoint import State
 
 
 def architecture(folder: Path) -> str:
@@ -81,6 +89,24 @@ def require_empty(out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty: choose another folder")
     out.mkdir(parents=True, exist_ok=True)
+
+
+def write_run(out: Path, tokenizer: Tokenizer, model: Transformer, config: Config) -> None:
+    """A run that has not been trained yet, whole or not at all; what a failed one leaves would be in its own way."""
+    text, optimizer = configuration.to_toml(config), optim.optimizer(config.optim, model)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        files.write_text(out / "tokenizer.json", tokenizer.bpe.to_str(pretty=True))
+        saving.save(out, State(config=files.sha256_of(text)), model, optimizer, keep=1)
+        files.write_text(out / "config.toml", text)  # the last: with it the folder is a run
+    except (OSError, UserError) as error:
+        shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        with contextlib.suppress(OSError):
+            (out / "tokenizer.json").unlink()
+        failure = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(failure, OSError):
+            raise
+        raise UserError(f"the run cannot be written to {out}: {files.reason(failure)}") from None
 
 
 def fill(parameter: Tensor, value: Tensor, name: str) -> None:

@@ -23,10 +23,9 @@ from leadline.errors import UserError
 from leadline.exchange import bert, decoders
 from leadline.exchange.folder import architecture as architecture
 from leadline.exchange.folder import description as description
-from leadline.exchange.folder import read_json, require_empty, weights
+from leadline.exchange.folder import read_json, require_empty, weights, write_run
 from leadline.files import write_json
 from leadline.model import Transformer
-from leadline.training import checkpoint, optim, saving
 from leadline.training import run as runs
 from leadline.training.trained import Trained
 
@@ -125,10 +124,7 @@ def load(folder: Path, out: Path) -> list[str]:
     )
     model = Transformer(size, **configuration.to_dict(config.model))
     used = bert.from_theirs(model, kind, pad, theirs)
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer.bpe.save(str(out / "tokenizer.json"))
-    saving.save(out, checkpoint.State(), model, optim.optimizer(config.optim, model), keep=1)
-    (out / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
+    write_run(out, tokenizer, model, config)
     tied = () if described.get("tie_word_embeddings") is False else ("decoder.weight", "decoder.bias")
     left = sorted(name for name in theirs if name not in used and not name.endswith(("position_ids", *tied)))
     if left:
