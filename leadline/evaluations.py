@@ -40,5 +40,5 @@ def read(run: Path) -> Iterator[dict[str, Any]]:
             rows = [(row["direction"], float(row["bleu"]), row["kind"]) for row in facts["by_direction"]]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if rows:
+        if rows and all(isinstance(direction, str) for direction, *_ in rows):
             yield facts | {"name": path.stem}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import platform
@@ -24,6 +25,7 @@ class Metrics:
 
     def __init__(self, folder: Path, update: int) -> None:
         self.folder, self.path, self.damaged = folder, folder / "metrics.jsonl", 0
+        self._digest = hashlib.sha256()
         with self._writing():
             if self.path.exists():
                 self._mend(update)
@@ -37,14 +39,21 @@ class Metrics:
         if bad:
             with (self.folder / "metrics.damaged.jsonl").open("ab") as file:
                 file.writelines(line + b"\n" for line in bad)
-        kept = [line.decode() for line, row in lines if row is not None and row["update"] <= update]
-        write_text(self.path, "".join(line + "\n" for line in kept))
+        kept = [line.decode() + "\n" for line, row in lines if row is not None and row["update"] <= update]
+        write_text(self.path, "".join(kept))
+        self._digest.update("".join(kept).encode())
 
     def write(self, row: history.Row) -> None:
+        line = to_json(row) + "\n"
         with self._writing():
-            self.file.write(to_json(row) + "\n")
+            self.file.write(line)
+            self._digest.update(line.encode())
             if self.board:
                 self.board.write(row)
+
+    def digest(self) -> str:
+        """SHA-256 of metrics.jsonl as it should be now."""
+        return self._digest.hexdigest()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # every line is flushed: what fails here has failed before
@@ -70,6 +79,9 @@ class Unwritten:
 
     def write(self, row: history.Row) -> None:
         pass
+
+    def digest(self) -> str:
+        return ""
 
     def close(self) -> None:
         pass

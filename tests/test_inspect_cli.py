@@ -523,3 +523,12 @@ def test_advice_is_a_table_for_people(leadline: Leadline) -> None:
 )
 def test_advice_that_cannot_be_given(arguments: list[str], part: str, leadline: Leadline) -> None:
     assert_one_sentence(leadline("advise", *arguments), part)
+
+
+@pytest.mark.parametrize("page", [".", "..", "page"])
+def test_a_page_needs_a_name_with_an_ending(leadline: Callable[..., Any], page: str, tmp_path: Path) -> None:
+    """Its figures lie beside it under its name without the ending."""
+    for command in (["inspect", "numerals", *TINY, "--html", page], ["report", tmp_path, "--out", page]):
+        answer = leadline(*command)
+        assert answer.code == 2
+        assert answer.err.startswith(f"leadline: {page} cannot be a page: give a file with an ending, such as ")

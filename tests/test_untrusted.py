@@ -71,6 +71,17 @@ def test_no_command_imports_what_a_run_names(command: list[str], leadline: Calla
     assert sorted(path.name for path in Path().iterdir() if path.suffix == "") == ["run"]
 
 
+@pytest.mark.parametrize("command", ["inspect its config", "train"])
+def test_a_config_beside_checkpoints_is_a_run_s_without_run_json_too(
+    command: str, leadline: Callable[..., Any], foreign: Path
+) -> None:
+    (foreign / "run.json").unlink()
+    answer = leadline(*COMMANDS[command])
+    assert answer.code == 2
+    assert "names code to import" in answer.err
+    assert not Path("marker").exists()
+
+
 def test_a_report_and_a_look_at_the_data_import_nothing(leadline: Callable[..., Any], foreign: Path) -> None:
     assert leadline("report", "run", "--out", "page.html").code == 0
     assert leadline("data", "show", "run/config.toml").code == 0

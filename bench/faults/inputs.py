@@ -40,7 +40,8 @@ LINES = [
 
 JSON = [
     "{}", "[]", "null", "3", '"x"', "{", "[" * 5000, "\x00", "task = 3", '[model]\nplacement = "evil:X"',
-    '{"model_type": "bert"}', '{"model_type": 3, "hidden_size": "x"}', '{"auto_map": {"AutoModel": "evil.Evil"}}',
+    '{"model_type": "bert", "hidden_size": 24, "num_hidden_layers": 2, "vocab_size": 99}',
+    '{"model_type": 3, "hidden_size": "x"}', '{"auto_map": {"AutoModel": "evil.Evil"}}',
     '{"model_type": "bert", "hidden_size": 1e99, "vocab_size": -1}',
     '{"format": 1, "key": 3, "data": {}, "splits": 4, "vocab_size": "x"}',
     '{"model_type": "llama", "hidden_size": 16}', '{"model_type": "gpt2", "n_embd": 0, "n_layer": -1}',

@@ -41,6 +41,7 @@ def unusable(error: Exception) -> str:
     return f"{said} (see {context.command_path if context else 'leadline'} --help)"
 
 
+OF_A_RUN = ("run.json", "checkpoints", "tokenizer.json", "metrics.jsonl")  # what lies beside a config that is a run's
 TOGETHER = ("train", "evaluate", "translate")  # commands that several processes of torchrun's share
 
 app = typer.Typer(
@@ -100,7 +101,7 @@ def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Con
         config = recipes.find(what)
     else:
         config = configuration.load(path)
-        if (path.parent / "run.json").exists():  # not the user's own file but a run's
+        if any((path.parent / name).exists() for name in OF_A_RUN):  # not the user's own file but a run's
             from leadline.training.run import require_permission
 
             require_permission(config, path, allow_code)

@@ -44,6 +44,9 @@ def inspect_command(
         raise UserError("--seeds must be at least 1 and --warmup 0 or more")
     from leadline.cli import subjects
     from leadline.diagnose.inspect import inspect_seeds
+    from leadline.report import inspections, page
+
+    figures = page.beside(html) if html else None
 
     with counting("steps") as progress, subjects.importing_here():
         make, config = subjects.find(what, lr, assignments or [], progress, allow_code)
@@ -55,9 +58,7 @@ def inspect_command(
     if out:
         inspected.save(out)
     if html:
-        from leadline.report import inspections, page
-
-        page.write(f"leadline inspect {what}", inspections.sections_of(inspected), html, html.with_suffix(""))
+        page.write(f"leadline inspect {what}", inspections.sections_of(inspected), html, figures)
     if as_json:
         print_json({"name": inspected.name, "verdict": asdict(inspected.verdict), "facts": inspected.facts,
                      "findings": [asdict(f) for f in inspected.findings],
@@ -185,10 +186,11 @@ def report_command(
     if port is not None:
         raise UserError("--port means nothing without --live")
     out = out or Path("report.html")
+    figures = page.beside(out)
     sections = reports.sections_of(trained) if trained else []
     for folder in inspected:
         sections += inspections.sections_of(inspection.load(folder))
-    page.write("Report of " + ", ".join(folder.name for folder in runs), sections, out, out.with_suffix(""))
+    page.write("Report of " + ", ".join(folder.name for folder in runs), sections, out, figures)
     answer.print(f"page: {out}", soft_wrap=True)
 
 

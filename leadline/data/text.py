@@ -87,5 +87,7 @@ def lines_ready(stream: BufferedIOBase, most: int = 256) -> Iterator[list[str]]:
             raise _too_long("stdin", number + 1)
         for start in range(0, len(lines), most):
             chunk = lines[start : start + most]
+            if number == 0:
+                chunk[0] = chunk[0].removeprefix(codecs.BOM_UTF8)
             yield [decoded(line, "stdin", number + i) for i, line in enumerate(chunk, 1)]
             number += len(chunk)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.model import Transformer
 from leadline.model.layers import Linear
-from leadline.training import checkpoint, optim, saving
+from leadline.training import optim, saving
+from leadline.training.checkpoint import State
 
 # Each of our modules, and those of theirs whose rows it holds, one after the other.
 Modules = Iterable[tuple[nn.Module, tuple[str, ...]]]
@@ -164,7 +167,18 @@ def left_out(names: Iterable[str]) -> list[str]:
 
 
 def make_run(out: Path, config: Config, model: Transformer, tokenizer: Tokenizer) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer.bpe.save(str(out / "tokenizer.json"))
-    saving.save(out, checkpoint.State(), model, optim.optimizer(config.optim, model), keep=1)
-    (out / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")
+    """A run that has not been trained yet, whole or not at all; what a failed one leaves would be in its own way."""
+    text, optimizer = configuration.to_toml(config), optim.optimizer(config.optim, model)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        files.write_text(out / "tokenizer.json", tokenizer.bpe.to_str(pretty=True))
+        saving.save(out, State(config=files.sha256_of(text)), model, optimizer, keep=1)
+        files.write_text(out / "config.toml", text)  # the last: with it the folder is a run
+    except (OSError, UserError) as error:
+        shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        with contextlib.suppress(OSError):
+            (out / "tokenizer.json").unlink()
+        failure = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(failure, OSError):
+            raise
+        raise UserError(f"the run cannot be written to {out}: {files.reason(failure)}") from None

@@ -11,7 +11,6 @@ import csv
 import hashlib
 import html as markup
 import math
-import os
 import re
 import warnings
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from leadline.errors import UserError
-from leadline.files import to_json
+from leadline.files import reason, to_json, write_text
 from leadline.report import heat
 from leadline.report.figures import STYLES
 from leadline.report.heat import Heat
@@ -121,16 +120,18 @@ def charts_of(sections: Sequence[Section]) -> list[dict[str, Any]]:
     return [_chart(section) for section in sections if isinstance(section, Chart)]
 
 
+def beside(html: Path) -> Path:
+    """The folder of a page's figures, which has its name without the ending."""
+    if not html.suffix or html.is_dir():
+        raise UserError(f"{html} cannot be a page: give a file with an ending, such as {html / 'report.html'}")
+    return html.with_suffix("")
+
+
 def write(title: str, sections: Sequence[Section], html: Path, figures: Path | None = None) -> None:
     """The page, atomically; with `figures`, also a folder with each chart as a PNG and a CSV."""
-    temporary = html.with_name(f".{html.name}.tmp")
     try:
         html.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(render(title, sections))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(html)
+        write_text(html, render(title, sections))
         if figures:
             figures.mkdir(parents=True, exist_ok=True)
             for number, chart in enumerate((s for s in sections if isinstance(s, Chart | Heat)), 1):
@@ -144,7 +145,7 @@ def write(title: str, sections: Sequence[Section], html: Path, figures: Path | N
                     with warnings.catch_warnings(action="ignore"):  # a character the font lacks is a box, and no more
                         picture(chart).savefig(image, dpi=130)
     except OSError as error:
-        raise UserError(f"the report cannot be written to {error.filename or html}: {error.strerror}") from None
+        raise UserError(f"the report cannot be written to {error.filename or html}: {reason(error)}") from None
 
 
 def _beside(name: str) -> str:

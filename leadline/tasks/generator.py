@@ -67,7 +67,8 @@ class Generator:
 
     def _continued(self, prompts: list[list[int]], pieces: Pieces | None) -> list[list[int]]:
         device, training, how = next(self.model.parameters()).device, self.model.training, self.config.generate
-        drawn = np.stack([np.random.default_rng([how.seed, *prompt]).random(how.tokens) for prompt in prompts])
+        most = min(how.tokens, self.model.config.max_length)
+        drawn = np.stack([np.random.default_rng([how.seed, *prompt]).random(most) for prompt in prompts])
         self.model.eval()
         try:
             with autocast(device, self.config.train.precision):

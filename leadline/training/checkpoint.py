@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 
 from leadline.errors import UserError
 from leadline.files import read_json, sha256, sha256_of, to_json
+
+NAME = re.compile("[0-9]{8,}")
 
 
 @dataclass
@@ -42,6 +45,7 @@ class State:
     usual: dict[str, list[float]] = field(default_factory=dict)  # of loss and gradient norm: see leadline.usual
     left_out: list[list[int]] = field(default_factory=list)  # epoch and first batch of updates that were rolled back
     spikes: int = 0  # updates that were skipped or rolled back
+    metrics: str = ""  # that of metrics.jsonl up to here; "": not known
 
 
 def hash_of(state: dict[str, Any]) -> str:
@@ -50,9 +54,9 @@ def hash_of(state: dict[str, Any]) -> str:
 
 
 def names(run: Path) -> list[str]:
-    """Checkpoints, oldest first."""
+    """Checkpoints, oldest first; what else lies there, such as a copy 00000300.bak, is none."""
     folder = run / "checkpoints"
-    return sorted(p.name for p in folder.glob("[0-9]*")) if folder.is_dir() else []
+    return sorted(p.name for p in folder.glob("[0-9]*") if NAME.fullmatch(p.name)) if folder.is_dir() else []
 
 
 def best(run: Path) -> str | None:
@@ -80,7 +84,10 @@ def _read_state(folder: Path) -> tuple[State, dict[str, str]]:
         facts = read_json(folder / "state.json")
         hashes = facts.pop("sha256")
         if hashes.pop("state") == hash_of(facts):
-            return State(**facts), hashes
+            state = State(**facts)
+            if folder.name != f"{state.update:08d}":
+                raise ValueError(f"it is of update {state.update}: the folder was renamed or copied")
+            return state, hashes
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{folder / 'state.json'} is damaged: {error}") from error
     raise Damaged(f"{folder / 'state.json'} is damaged")

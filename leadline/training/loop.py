@@ -180,6 +180,12 @@ def _train(setup: Setup, state: State, signals: list[int], reasons: dict[str, st
     if metrics.damaged:
         message = f"{metrics.damaged} lines of metrics.jsonl cannot be read: they are in metrics.damaged.jsonl now"
         setup.tell("message", state.update, message=message)
+    elif setup.world.leads and state.metrics not in ("", metrics.digest()):
+        message = (
+            f"metrics.jsonl is damaged: up to update {state.update} it is not what was written, and some of what was "
+            "measured is lost or changed; the training is not"
+        )
+        setup.tell("message", state.update, message=message)
     recorder = Recorder(Flight(setup.folder, state.update) if setup.world.leads else None, state, setup.step.layers)
     if config.train.on_spike == "skip":
         setup.step.accepts = recorder.accepts
@@ -266,6 +272,7 @@ def _updates(
             stop = signals[0]  # one that comes from here on is seen after the next update
         if saves or stop:
             state.losses = torch.stack(since.losses).tolist() if since.losses else []
+            state.metrics = metrics.digest()
             moments = setup.step.gathered()
             if setup.world.leads:
                 writer.save(setup.folder, state, setup.model, moments, train.keep)

@@ -118,8 +118,9 @@ def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     return {key: (old[key], new[key]) for key in new if old[key] != new[key]}
 
 
-def _told(changed: dict[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{key} {old} → {new}" for key, (old, new) in changed.items())
+def _told(changed: dict[str, tuple[Any, Any]], most: int = 5) -> str:
+    told = [f"{key} {old} → {new}" for key, (old, new) in changed.items()]
+    return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
 
 
 def require_changeable(folder: Path, before: Config, after: Config) -> None:

@@ -26,7 +26,7 @@ class Translator:
     def translate(self, lines): return [line.upper() for line in lines]
 
 class Trained:
-    def translator(self): return Translator()
+    def translator(self, world): return Translator()
 
 cli.trainings.load_run = lambda *_: Trained()
 sys.argv = ["leadline", "translate", "run"]
@@ -95,6 +95,7 @@ def test_lines_come_as_they_arrive_and_whole() -> None:
     assert arrived(b"a\nb", b"c\n", b"\xc3", b"\xa9\r\n") == [["a"], ["bc"], ["é"]]
     assert arrived(b"a\nb\nc\nd") == [["a", "b"], ["c"], ["d"]]
     assert arrived(b"\n\n") == [["", ""]]
+    assert arrived(b"\xef\xbb", b"\xbfa\n\xef\xbb\xbfb\n") == [["a", "\ufeffb"]]  # the mark of a file is no text
     assert arrived() == []
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,3 +234,26 @@ def test_a_vocabulary_that_does_not_fit_is_refused(tokenizer: Tokenizer, tmp_pat
     (tmp_path / "folder" / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"has no tokenizer.json"):
         huggingface.load(tmp_path / "folder", tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "state.json", "config.toml"])
+def test_an_import_that_cannot_be_written_leaves_nothing_in_its_own_way(
+    name: str, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        if Path(target).name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        return replaced(self, target)
+
+    replaced = Path.replace
+    folder_of("llama, tied", tokenizer, tmp_path / "theirs")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(UserError, match=r"the run cannot be written to .*: the disk is full$"):
+            huggingface.load(tmp_path / "theirs", tmp_path / "run")
+    huggingface.load(tmp_path / "theirs", tmp_path / "run")
+    assert load(tmp_path / "run").checkpoint == "00000000"
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().partition("[optim]")[0])  # torn: the rest would be the defaults
+    with pytest.raises(UserError, match="is not what the last checkpoint was trained with"):
+        load(tmp_path / "run")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from leadline import config as configuration
+from leadline import evaluations
 from leadline.config import Config
 from leadline.errors import UserError
 from leadline.history import History
@@ -275,3 +276,11 @@ def test_scores_by_direction_are_a_heat_map(make_run: Callable[..., Path]) -> No
     assert heat.caption == (
         "Means: all 25.0, into English 30.0. Off-target (in another language than asked for): 12.5% of the outputs."
     )
+
+
+def test_a_table_by_direction_that_makes_no_sense_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "evaluations").mkdir()
+    row = {"direction": "de-en", "bleu": 3.0, "kind": "to_en"}
+    for name, rows in {"test": [row], "odd": [row | {"direction": ["de"]}], "none": [row | {"bleu": None}]}.items():
+        (tmp_path / "evaluations" / f"{name}.json").write_text(json.dumps({"by_direction": rows}))
+    assert [facts["name"] for facts in evaluations.read(tmp_path)] == ["test"]

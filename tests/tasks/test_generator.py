@@ -73,3 +73,9 @@ def test_one_prompt_is_followed_as_it_comes(trained: Trained) -> None:
         trained.generator().generate(["a", "b"], said.append)
     with pytest.raises(UserError, match="give one prompt as"):
         trained.generate("abc")
+
+
+def test_no_more_numbers_are_drawn_than_there_are_positions(trained: Trained) -> None:
+    """100 million tokens took 2 GB and half a minute, to write as many as the model has positions for."""
+    most = trained.config.model.max_length
+    assert trained.generate(["abc"], tokens=10**15) == trained.generate(["abc"], tokens=most)

@@ -535,3 +535,19 @@ def test_json_files_are_json_that_any_program_reads(tmp_path: Path) -> None:
     save_each(tmp_path, [1])  # before the first evaluation, the best loss is infinite
     path = tmp_path / "checkpoints" / "00000001" / "state.json"
     assert json.loads(path.read_text(), parse_constant=refuse)["best_nll"] is None
+
+
+def test_a_checkpoint_under_another_s_name_is_damaged_and_a_copy_is_none(finished: Path, tmp_path: Path) -> None:
+    """The number was that of the folder, and the weights were those of another."""
+    folder = shutil.copytree(finished, tmp_path / "run") / "checkpoints"
+    shutil.copytree(folder / "00000020", folder / "00000020.bak")
+    assert checkpoint.names(folder.parent) == ["00000010", "00000020"]
+    shutil.rmtree(folder / "00000020")
+    shutil.copytree(folder / "00000010", folder / "00000020")
+    with pytest.raises(UserError, match=r"damaged: it is of update 10: the folder was renamed or copied"):
+        load(folder.parent, "20")
+    heard: list[str] = []
+    latest = checkpoint.read_latest(folder.parent, heard.append)
+    assert latest
+    assert latest[0].update == 10
+    assert len(heard) == 1

@@ -112,6 +112,12 @@ def test_a_config_changed_by_hand_is_named_key_by_key(run: Path) -> None:
     assert load_trained(run).config.model.heads == 2
 
 
+def test_of_many_changes_the_first_are_named(run: Path) -> None:
+    (run / "config.toml").write_text("")
+    with pytest.raises(UserError, match=r"trained with: ([^,]+, ){4}[^,]+ and \d+ more; delete it to go on as before$"):
+        resume(run)
+
+
 def test_a_comment_in_the_config_changes_nothing(run: Path, tiny: Config) -> None:
     path = run / "config.toml"
     path.write_text("# mine\n" + path.read_text())
@@ -198,6 +204,21 @@ def test_lines_of_metrics_that_cannot_be_read_are_kept_aside_and_counted(
     assert "2 lines of metrics.jsonl cannot be read: they are in metrics.damaged.jsonl now" in answer.err
     assert (run / "metrics.damaged.jsonl").read_bytes() == lines[2] + b"\n" + lines[4] + b"\n"
     assert len(history.read(run).rows) == 20
+
+
+@pytest.mark.parametrize("how", ["a digit", "a line", "all"])
+def test_metrics_that_are_not_what_was_written_are_told(run: Path, how: str) -> None:
+    path, before = run / "metrics.jsonl", (run / "metrics.jsonl").read_bytes()
+    shutil.rmtree(run / "checkpoints" / "00000020")
+    assert not any("metrics" in message for message in messages(run))  # nothing has happened to them
+    shutil.rmtree(run / "checkpoints" / "00000020")
+    place = before.index(b'"loss": ') + len(b'"loss": ')
+    path.write_bytes({"a digit": flipped(before, place), "a line": before.partition(b"\n")[2]}.get(how, b""))
+    if how == "all":
+        path.unlink()
+    (told,) = [message for message in messages(run) if "metrics" in message]
+    assert told.startswith("metrics.jsonl is damaged: up to update 10 it is not what was written")
+    assert messages(run)[-1] == "this run is complete: nothing is left to train"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
