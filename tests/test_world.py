@@ -388,3 +388,11 @@ def test_what_cannot_be_shared_is_one_sentence(alone: Path, tmp_path: Path) -> N
     )
     assert "is not a run" in by_rank(lambda rank: [["evaluate", "nothing"], evaluate][rank])
     assert "is not a run" in by_rank(lambda rank: [evaluate, ["evaluate", "nothing"]][rank])
+
+
+def test_items_come_back_in_the_order_they_were_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over batches are added in it; in a short evaluation another order may give the same bits by chance."""
+    items = [*"abcdefgh"]
+    for size in (1, 2, 3, 5, 9):
+        monkeypatch.setattr(World, "gather", lambda self, own, size=size: [items[rank::size] for rank in range(size)])
+        assert World(0, size, store=object()).merged(items[::size]) == items
