@@ -165,6 +165,6 @@ def left_out(names: Iterable[str]) -> list[str]:
 
 def make_run(out: Path, config: Config, model: Transformer, tokenizer: Tokenizer) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer.bpe.save(str(out / "tokenizer.json"))
+    tokenizer.save(out)
     saving.save(out, checkpoint.State(), model, optim.optimizer(config.optim, model), keep=1)
     (out / "config.toml").write_text(configuration.to_toml(config), encoding="utf-8")

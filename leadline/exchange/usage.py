@@ -11,15 +11,16 @@ FOLDER = 'folder = "."  # where this file lies\n'
 
 
 def code(trained: Trained, to: str) -> str:
-    if trained.config.task == "translation":
+    kind = trained.model.config.architecture
+    if kind == "encoder-decoder":
         return _translation(trained, to)
-    return _generation() if trained.config.task == "causal_lm" else _encoder(trained)
+    return _generation() if kind == "decoder-only" else _encoder(trained)
 
 
 def limits(trained: Trained) -> list[str]:
     """What a user of any format should know."""
     longest = trained.model.config.max_length
-    if trained.config.task != "translation":
+    if trained.model.config.architecture != "encoder-decoder":
         return [f"At most {longest} tokens."]
     told = [
         f"At most {longest - 1 - translators.tags_in_source(trained)} tokens of a sentence, its end not counted: "
