@@ -18,7 +18,7 @@ from leadline.config import Config
 from leadline.data.directions import arrow, sources, targets
 from leadline.data.sources import parse
 from leadline.exchange import usage
-from leadline.files import write_text
+from leadline.files import to_json, write_text
 from leadline.placement import find
 from leadline.provenance import facts_of
 from leadline.training.trained import Trained
@@ -37,7 +37,7 @@ def write(run: Path, trained: Trained, out: Path, to: str, title: str, notes: Se
     kind, pipeline = ("classifier", "text-classification") if classifies else KINDS[model.architecture]
     head = ["---", f"license:  {OPEN}", f"library_name: {'transformers' if to == 'huggingface' else 'ctranslate2'}"]
     head += [f"pipeline_tag: {pipeline}"]
-    head += ["language:", *(f"- {language}" for language in _languages(trained))]
+    head += ["language:", *(f"- {to_json(language)}" for language in _languages(trained))]
     head += ["tags:", "- leadline", "---"]
     parts = [
         "\n".join(head),
@@ -85,8 +85,8 @@ def _what(trained: Trained, kind: str, title: str) -> str:
     return (
         f"A {kind}{between}: a Transformer of {layers} layers, {model.dim} wide, with {weights:,} weights and a "
         f"vocabulary of {trained.model.vocab_size:,}, trained with Leadline {leadline.__version__}.\n\n"
-        f"Its residual connections are `{model.placement}` ({equation}). In this folder it is {title}, which computes "
-        "the same."
+        f"Its residual connections are {_plain(model.placement)} ({equation}). "
+        f"In this folder it is {title}, which computes the same."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from leadline.config import Config, DataConfig
 from leadline.data.tokenizer import Tokenizer, learn
 from leadline.errors import UserError
 from leadline.exchange import decoders, huggingface
+from leadline.exchange.export import export
 from leadline.kernels.pack import pack_one
 from leadline.model import Transformer
 from leadline.placement import PLACEMENTS
@@ -232,3 +234,20 @@ def test_a_vocabulary_that_does_not_fit_is_refused(tokenizer: Tokenizer, tmp_pat
     (tmp_path / "folder" / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"has no tokenizer.json"):
         huggingface.load(tmp_path / "folder", tmp_path / "other")
+
+
+def test_the_card_of_a_language_model_has_lines_that_run(
+    small_lm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = load(small_lm, "last", "cpu")
+    notes = export(small_lm, trained, tmp_path)[1]
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert "Once upon" in capsys.readouterr().out
+    assert notes[0] in card
+    assert "- train: " not in card.partition("## Data")[0]
+    facts = [row for row in (small_lm / "metrics.jsonl").read_text().splitlines() if "valid_nll" in row]
+    assert f"- nll: {json.loads(facts[-1])['valid_nll']:.4g}" in card
+    assert str(small_lm.parent) not in card  # where things lie is nobody's business

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable
@@ -190,6 +191,22 @@ def test_the_card_s_own_lines_translate_as_we_do(
         found = json.loads(capsys.readouterr().out.splitlines()[-1].replace("'", '"'))
         assert [" ".join(s.split()) for s in found] == expected
         assert "license:  # yours to fill in" in card
+
+
+def test_what_a_config_says_is_text_in_the_card(tmp_path: Path) -> None:
+    evil = 'de"); print("ran"); ("\n- [x](x) <b>`|'
+    trained = run_of(tokenizer_of(text="moses"))
+    tokenizer = Tokenizer(trained.tokenizer.bpe, replace(trained.tokenizer.config, source_lang=evil))
+    export(tmp_path / "run <i>", replace(trained, tokenizer=tokenizer), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    strings = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+    assert evil in strings
+    prose = card.replace(code, "")
+    assert "\n- [x]" not in prose
+    assert re.findall(r"(?<!\\)<", prose.partition("# run")[2]) == []
+    head = prose.split("---")[1]
+    assert json.loads(re.findall(r"^- (.*)$", head, re.MULTILINE)[0]) == evil
 
 
 def test_a_language_must_be_said_where_it_is_the_first_token(tmp_path: Path) -> None:
