@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as BPE
+from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
 from leadline.config import Config, DataConfig
@@ -396,6 +398,32 @@ def test_a_sentencepiece_file_that_is_none_is_refused(opus: Path, tmp_path: Path
     with pytest.raises(UserError, match=r"vocab.json does not number its pieces 0, 1, 2"):
         huggingface.load(tmp_path, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_tokenizer_json_of_somebody_else_s_is_numbered_as_ours(kind: str, tmp_path: Path) -> None:
+    """Pegasus's order: padding is also the start, then the end; unknown is further on, and there are tags."""
+    names = ["<pad>", "</s>", "<mask>", "▁", "a", "b", "▁a", "<unk>", "▁b", "ab"]
+    if kind == "unigram":
+        bpe = BPE(models.Unigram([(name, -float(i)) for i, name in enumerate(names)], 7, False))
+    else:
+        numbers = {name: i for i, name in enumerate(names)}
+        bpe = BPE(models.BPE(numbers, [("▁", "a"), ("▁", "b"), ("a", "b")], unk_token="<unk>"))
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    bpe.add_special_tokens(["<pad>", "</s>", "<mask>", "<unk>"])
+    model = folder_of("PegasusForConditionalGeneration", tmp_path / "folder", vocab_size=10, pad_token_id=0,
+                      eos_token_id=1, decoder_start_token_id=0, forced_eos_token_id=1)  # fmt: skip
+    bpe.save(str(tmp_path / "folder" / "tokenizer.json"))
+    assert huggingface.load(tmp_path / "folder", tmp_path / "run") == []
+    run, rows = load(tmp_path / "run", "last", "cpu"), torch.tensor([0, 0, 1, 7, 2, 3, 4, 5, 6, 8, 9])
+    text = "ab b a abc"
+    (source,) = run.tokenizer.encode([text], "de")
+    assert rows[source].tolist() == bpe.encode(text).ids
+    assert run.tokenizer.decode([source]) == [bpe.decode(bpe.encode(text).ids)]
+    found = run.model.logits(run.model(pack_one([np.array([*source, 2])]), pack_one([np.array([1, 9, 6])])))
+    with torch.no_grad():
+        inputs = {"input_ids": rows[[*source, 2]][None], "decoder_input_ids": rows[[1, 9, 6]][None]}
+        close(found[:, 2:], model(**inputs).logits[0][:, rows[2:]])
 
 
 @pytest.mark.parametrize(("change", "complaint"), [
