@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from bench.measure import Row, Setting, Work, compete
 from bench.workload import BOS, EOS, SIZES, Size
 from leadline.config import DecodeConfig
+from leadline.errors import UserError
 from leadline.exchange import ctranslate2 as exported
 from leadline.exchange import translators
 from leadline.exchange.export import export
@@ -137,6 +138,9 @@ def of_run(run: Path, text: Path, reference: Path | None, count: int, setting: S
     """A trained translator, from text to text; BLEU where there are references."""
     trained = load(run, device="cpu")
     lines = text.read_text(encoding="utf-8").splitlines()[: count or None]
+    expected = reference.read_text(encoding="utf-8").splitlines()[: len(lines)] if reference else []
+    if reference and len(expected) != len(lines):
+        raise UserError(f"{reference} has {len(expected)} lines, and {text} {len(lines)}: give a translation of each")
     outputs: dict[str, list[str]] = {}
 
     def ours() -> None:
@@ -152,8 +156,7 @@ def of_run(run: Path, text: Path, reference: Path | None, count: int, setting: S
     for row in rows:
         if written := outputs.get(row["contestant"]):
             row["same_output"] = sum(map(str.__eq__, written, outputs.get("leadline", written))) / len(lines)
-            if reference:
-                expected = reference.read_text(encoding="utf-8").splitlines()[: len(lines)]
+            if expected:
                 row |= corpus_scores(written, expected, trained.tokenizer, trained.tokenizer.config.target_lang)
     return rows
 

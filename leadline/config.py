@@ -39,8 +39,9 @@ class ModelConfig:
     # which norm the placement places; dyt: Dynamic Tanh in place of one
     norm: Literal["layer_norm", "rms_norm", "dyt"] = "layer_norm"
     norm_eps: float = 1e-5  # added to the variance in every norm; BERT's own models have 1e-12
-    # in the feed-forward layers; gelu_tanh: as in GPT-2; swiglu: SiLU(x·Wgᵀ)⊙x·Wᵀ, a third matrix of as many rows
-    activation: Literal["relu", "gelu", "gelu_tanh", "swiglu"] = "relu"
+    # in the feed-forward layers; gelu_tanh: as in GPT-2; silu: as in OPUS-MT; swiglu: SiLU(x·Wgᵀ)⊙x·Wᵀ, a third matrix
+    # of as many rows
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "relu"
     dropout: float = 0.1  # on embeddings and on the output of every sublayer
     attention_dropout: float = 0.0  # on the attention weights
     activation_dropout: float = 0.0  # inside the feed-forward layers, after the activation
@@ -53,7 +54,8 @@ class ModelConfig:
     embeddings: Literal["tied", "output_tied", "separate"] = "tied"
     embed_norm: bool = False  # a layer norm on the embeddings, as in BERT
     segments: int = 0  # kinds of segment that have an embedding, as BERT's two; 0: none
-    head: Literal["linear", "bert"] = "linear"  # bert: BERT's dense layer and norm before the output matrix
+    # bias: a number for each word after the output matrix, as in OPUS-MT; bert: with BERT's dense layer and norm before
+    head: Literal["linear", "bias", "bert"] = "linear"
     classes: int = 0  # outputs of BERT's pooler on the first token; 0: none
     embed_scale: bool = added(default=True, neutral=True)  # √dim times a token's embedding; BERT's own models: without
     pooler: bool = added(default=False, neutral=False)  # BERT's pooler, also where nothing reads it yet

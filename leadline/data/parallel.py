@@ -38,8 +38,9 @@ LEARN_ON = 2_000_000  # the BPE is learnt on this many pairs at the most
 def build(folder: Path, config: DataConfig, source: Pairs, progress: Any) -> dict[str, Any]:
     """Fill a folder with pairs; what the manifest says of it."""
     bpe = learn(_sentences(source, config, progress), config, languages=targets(config.directions))
-    bpe.save(str(folder / "tokenizer.json"))
-    tokenizer = Tokenizer(bpe, config)
+    given = Path(config.vocabulary).expanduser()
+    tokenizer = Tokenizer(bpe, config, Tokenizer.load(given, config).target if config.vocabulary else None)
+    tokenizer.save(folder)
     splits = {split: _encode(folder, split, source, tokenizer, progress) for split in source.splits()}
     directions = {split: facts.pop("directions") for split, facts in splits.items()}
     for split, facts in splits.items():

@@ -30,7 +30,7 @@ from leadline.data.pairs import Pair
 from leadline.data.parallel import Split
 from leadline.data.remembered import cache_folder
 from leadline.data.sources import FORMS, parse
-from leadline.data.tokenizer import Tokenizer, tokenisation
+from leadline.data.tokenizer import TARGET, Tokenizer, tokenisation
 from leadline.errors import UserError
 from leadline.files import sha256
 
@@ -85,7 +85,8 @@ def _key(config: DataConfig, holds: str, fingerprint: str) -> str:
     options = configuration.without_neutral(config) | {"source": ""}
     parts: list[Any] = [FORMAT, options, fingerprint]
     if vocabulary := options.pop("vocabulary"):
-        parts.append(sha256(_existing(Path(vocabulary).expanduser())))
+        path = _existing(Path(vocabulary).expanduser())
+        parts += [sha256(path), *(sha256(beside) for beside in [path.with_name(TARGET)] if beside.exists())]
     if holds != "examples":
         for column in ("first", "second", "label"):
             del options[column]

@@ -30,12 +30,16 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from leadline.config import DataConfig
 from leadline.errors import UserError
+from leadline.files import write_text
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 BERT_SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]  # of documents; the first four as above
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 END_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "</s>"]  # of language models; ours is the first
+TARGET = (
+    "tokenizer.target.json"  # beside tokenizer.json where targets are split otherwise than sources, as OPUS-MT's are
+)
 PROBE = "A a  ﬁ é\u0301\n"  # text that normalizers change
 ALPHABET = 1000  # characters of documents that are tokens
 COVERAGE = 0.9995  # share of the characters of many languages that are tokens; the others are bytes
@@ -176,20 +180,28 @@ def _bytes_are_text(bpe: BPE) -> BPE:
 class Tokenizer:
     """The BPE with what goes before and after it."""
 
-    def __init__(self, bpe: BPE, config: DataConfig) -> None:
-        self.bpe, self.config = bpe, config
-        self.bpe.encode_special_tokens = True  # "<pad>" in somebody's text is text
-        self.bpe.no_truncation()  # a published vocabulary may say otherwise: text would be lost, or filled up
-        self.bpe.no_padding()
+    def __init__(self, bpe: BPE, config: DataConfig, target: BPE | None = None) -> None:
+        """`target` splits text of the target language, into tokens of the same vocabulary."""
+        self.bpe, self.config, self.target = bpe, config, target
+        for each in (bpe, target or bpe):
+            each.encode_special_tokens = True  # "<pad>" in somebody's text is text
+            each.no_truncation()  # a published vocabulary may say otherwise: text would be lost, or filled up
+            each.no_padding()
 
     @classmethod
     def load(cls, path: Path, config: DataConfig) -> Tokenizer:
+        beside = path.with_name(TARGET)
         try:
-            return cls(BPE.from_file(str(path)), config)
+            return cls(BPE.from_file(str(path)), config, BPE.from_file(str(beside)) if beside.exists() else None)
         except BaseException as error:  # the library raises nothing more specific, and panics on some files
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
                 raise
             raise UserError(f"{path} is not a tokenizer: {str(error)[:200]}") from None
+
+    def save(self, folder: Path) -> None:
+        write_text(folder / "tokenizer.json", self.bpe.to_str(pretty=True))
+        if self.target is not None:
+            write_text(folder / TARGET, self.target.to_str(pretty=True))
 
     @property
     def vocab_size(self) -> int:
@@ -203,7 +215,8 @@ class Tokenizer:
     def encode(self, lines: Sequence[str], language: str) -> list[list[int]]:
         """Tokens of each line, without begin and end."""
         cleaned = list(lines) if self.exact else [clean(line, self.config, language) for line in lines]
-        return [encoding.ids for encoding in self.bpe.encode_batch(cleaned, add_special_tokens=False)]
+        bpe = self.target if self.target is not None and language == self.config.target_lang else self.bpe
+        return [encoding.ids for encoding in bpe.encode_batch(cleaned, add_special_tokens=False)]
 
     def decode(self, tokens: Iterable[Sequence[int]]) -> list[str]:
         """Lines as the model was trained on them: tokenised text stays tokenised."""

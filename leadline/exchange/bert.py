@@ -23,6 +23,7 @@ from leadline.exchange import folder as folders
 from leadline.exchange import formats
 from leadline.exchange.folding import as_post_ln
 from leadline.model import Transformer
+from leadline.model.layers import VocabularyHead
 
 
 class Kind(NamedTuple):
@@ -107,7 +108,7 @@ def modules(model: Transformer, kind: Kind) -> Iterator[tuple[nn.Module, tuple[s
         yield block.ffn_residual.norm, (f"{layer}.{kind.ffn_norm}",)
     if kind is PRE:
         yield model.encoder.final, (f"{body}.LayerNorm",)
-    if model.head is not None:
+    if isinstance(model.head, VocabularyHead):
         yield model.head.dense, (f"{kind.head}.{kind.head_dense}",)
         yield model.head.norm, (f"{kind.head}.{kind.head_norm}",)
         if not is_tied(model):
@@ -176,6 +177,6 @@ def _first(kind: Kind, pad: int) -> int:
 
 def _scale_tokens(model: Transformer, factor: float) -> None:
     model.source_embed.tokens.weight.mul_(factor)
-    if model.head is not None and is_tied(model):
+    if isinstance(model.head, VocabularyHead) and is_tied(model):
         model.head.norm.weight.div_(factor)
         model.head.norm.bias.div_(factor)

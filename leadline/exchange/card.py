@@ -18,25 +18,26 @@ from leadline.config import Config
 from leadline.data.directions import arrow, sources, targets
 from leadline.data.sources import parse
 from leadline.exchange import usage
-from leadline.files import write_text
+from leadline.files import to_json, write_text
 from leadline.placement import find
 from leadline.provenance import facts_of
 from leadline.training.trained import Trained
 
 OPEN = "# yours to fill in: Leadline does not choose a licence, and that of the training data may bind you"
-KINDS = {
-    "translation": ("translator", "translation"),
-    "causal_lm": ("language model", "text-generation"),
-    "masked_lm": ("encoder", "fill-mask"),
-    "classification": ("classifier", "text-classification"),
+KINDS: dict[str, tuple[str, str]] = {  # for people, and in the words of a hub
+    "encoder-decoder": ("translator", "translation"),
+    "decoder-only": ("language model", "text-generation"),
+    "encoder-only": ("encoder", "fill-mask"),
 }
 
 
 def write(run: Path, trained: Trained, out: Path, to: str, title: str, notes: Sequence[str]) -> None:
-    kind, pipeline = KINDS.get(trained.config.task, (trained.config.task, ""))
+    model = trained.model.config
+    classifies = model.classes and model.head == "linear"
+    kind, pipeline = ("classifier", "text-classification") if classifies else KINDS[model.architecture]
     head = ["---", f"license:  {OPEN}", f"library_name: {'transformers' if to == 'huggingface' else 'ctranslate2'}"]
-    head += [f"pipeline_tag: {pipeline}"] if pipeline else []
-    head += ["language:", *(f"- {language}" for language in _languages(trained))]
+    head += [f"pipeline_tag: {pipeline}"]
+    head += ["language:", *(f"- {to_json(language)}" for language in _languages(trained))]
     head += ["tags:", "- leadline", "---"]
     parts = [
         "\n".join(head),
@@ -66,7 +67,8 @@ def _languages(trained: Trained) -> list[str]:
     data = trained.tokenizer.config
     if data.directions:
         return sorted({*sources(data.directions), *targets(data.directions)})
-    return [data.source_lang, data.target_lang] if trained.config.task == "translation" else [data.source_lang]
+    translates = trained.model.config.architecture == "encoder-decoder"
+    return [data.source_lang, data.target_lang] if translates else [data.source_lang]
 
 
 def _what(trained: Trained, kind: str, title: str) -> str:
@@ -74,7 +76,7 @@ def _what(trained: Trained, kind: str, title: str) -> str:
     layers = "-".join(str(count) for count in (model.encoder_layers, model.decoder_layers) if count)
     weights = sum(parameter.numel() for parameter in trained.model.parameters())
     between = ""
-    if trained.config.task == "translation":
+    if model.architecture == "encoder-decoder":
         between = f" from {_plain(data.source_lang)} into {_plain(data.target_lang)}"
         if data.directions:
             between = f" between languages: {_plain(', '.join(map(arrow, data.directions)))}"
@@ -83,8 +85,8 @@ def _what(trained: Trained, kind: str, title: str) -> str:
     return (
         f"A {kind}{between}: a Transformer of {layers} layers, {model.dim} wide, with {weights:,} weights and a "
         f"vocabulary of {trained.model.vocab_size:,}, trained with Leadline {leadline.__version__}.\n\n"
-        f"Its residual connections are `{model.placement}` ({equation}). In this folder it is {title}, which computes "
-        "the same."
+        f"Its residual connections are {_plain(model.placement)} ({equation}). "
+        f"In this folder it is {title}, which computes the same."
     )
 
 

@@ -49,7 +49,7 @@ def specification(model: Transformer) -> Any:
     """Of a model that is plain (leadline.exchange.translators), without its vocabulary."""
     from ctranslate2.specs import TransformerSpec, common_spec
 
-    names = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh"}
+    names = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
     config = model.config
     spec = TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers),
@@ -68,6 +68,8 @@ def specification(model: Transformer) -> Any:
     tables = [table for _, table in translators.places(model)]
     spec.encoder.position_encodings.encodings, spec.decoder.position_encodings.encodings = map(_numbers, tables)
     spec.decoder.projection.weight = _numbers(model.output.weight)
+    if model.head is not None:
+        spec.decoder.projection.bias = _numbers(model.head.bias)
     return spec
 
 

@@ -95,4 +95,4 @@ GPT2 = Kind(
     fixed={"positions": "learned", "placement": "pre_ln"}, transposed=True,
 )  # fmt: skip
 KINDS = {"gpt2": GPT2, "opt": OPT, "llama": LLAMA, "qwen3": QWEN3, "olmo2": OLMO2}
-ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}  # ours and theirs
+ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}  # ours and theirs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from leadline import config as configuration
 from leadline import files
 from leadline.config import Config
-from leadline.data.tokenizer import Tokenizer
+from leadline.data.tokenizer import TARGET, Tokenizer
 from leadline.errors import UserError
 from leadline.model import Transformer
 from leadline.model.layers import Linear
@@ -171,13 +170,13 @@ def make_run(out: Path, config: Config, model: Transformer, tokenizer: Tokenizer
     text, optimizer = configuration.to_toml(config), optim.optimizer(config.optim, model)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        files.write_text(out / "tokenizer.json", tokenizer.bpe.to_str(pretty=True))
+        tokenizer.save(out)
         saving.save(out, State(config=files.sha256_of(text)), model, optimizer, keep=1)
         files.write_text(out / "config.toml", text)  # the last: with it the folder is a run
     except (OSError, UserError) as error:
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
-        with contextlib.suppress(OSError):
-            (out / "tokenizer.json").unlink()
+        for name in ("tokenizer.json", TARGET):
+            (out / name).unlink(missing_ok=True)
         failure = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(failure, OSError):
             raise

@@ -76,15 +76,14 @@ BIAS = Need("model.bias=true", lambda m: m.bias)
 NO_BIAS = Need("model.bias=false", lambda m: not m.bias)
 ADDED_POSITIONS = Need("model.positions=sinusoidal or learned", lambda m: m.positions != "rotary")
 ROTARY = Need("model.positions=rotary", lambda m: m.positions == "rotary")
-UNGATED = _activation("relu", "gelu", "gelu_tanh")
+UNGATED = _activation("relu", "gelu", "gelu_tanh", "silu")
 EQUAL_HEADS = Need("model.kv_heads=0 and model.head_dim=0", lambda m: m.groups == m.heads and not m.head_dim)
 EMBED_NORM = Need("model.embed_norm=true", lambda m: m.embed_norm)
 NO_EMBED_NORM = Need("model.embed_norm=false", lambda m: not m.embed_norm)
 TIED = Need("model.embeddings=tied", lambda m: m.embeddings == "tied")
-WORDS_ALONE = Need(
-    "model.head=linear and neither segments nor classes",
-    lambda m: m.head == "linear" and not (m.segments or m.classes or m.pooler),
-)
+NO_CLASSES = Need("neither segments nor classes", lambda m: not (m.segments or m.classes or m.pooler))
+PLAIN_HEAD = Need("model.head=linear or bias", lambda m: m.head != "bert")
+LINEAR_HEAD = Need("model.head=linear", lambda m: m.head == "linear")
 
 
 def _qk_norm(name: str) -> Need:
@@ -92,14 +91,15 @@ def _qk_norm(name: str) -> Need:
 
 
 CLASSIC = (LAYER_NORM, ADDED_POSITIONS, BIAS, _qk_norm("none"), EQUAL_HEADS)
+NO_BIAS_ALONE = Need("model.head=linear or bert", lambda m: m.head != "bias")
 ENCODER = (
-    EMBED_NORM, *CLASSIC, _activation("gelu", "relu"),
+    EMBED_NORM, NO_BIAS_ALONE, *CLASSIC, _activation("gelu", "relu"),
     Need("model.embeddings=tied or model.head=bert", lambda m: bool(m.classes) or not has_bare_output(m)),
 )  # fmt: skip
 PRE_LN_HEAD = Need("model.activation=gelu", lambda m: m.head != "bert" or m.activation == "gelu")
-DECODER = (NO_EMBED_NORM, WORDS_ALONE)
+DECODER = (NO_EMBED_NORM, LINEAR_HEAD, NO_CLASSES)
 MODERN = (RMS_NORM, ROTARY, _activation("swiglu"), *DECODER)
-TRANSLATOR = (*CLASSIC, UNGATED, NO_EMBED_NORM, WORDS_ALONE)
+TRANSLATOR = (*CLASSIC, UNGATED, NO_EMBED_NORM, PLAIN_HEAD, NO_CLASSES)
 
 FORMATS = [
     Format("huggingface", "marian", "Marian", "encoder-decoder", POST, (*TRANSLATOR, USUAL_EPS)),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from leadline import config as configuration
 from leadline.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from leadline.data.directions import targets
-from leadline.data.tokenizer import BOS, EOS, PAD, SPECIAL, Tokenizer, tag
+from leadline.data.tokenizer import BOS, EOS, PAD, SPECIAL, TARGET, Tokenizer, tag
 from leadline.errors import UserError
 from leadline.exchange import folder as folders
 from leadline.exchange import formats, texts, vocabulary
@@ -59,8 +59,11 @@ KEYS: dict[str, tuple[str, Any]] = {
 WORDS = [
     f"{name}.weight" for name in ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
 ]
-THEIR_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh"} | {theirs: ours for ours, theirs in ACTIVATIONS.items()}
+THEIR_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"} | {
+    theirs: ours for ours, theirs in ACTIVATIONS.items()
+}
 CLOSE = 1e-4  # sinusoids that were computed otherwise differ by less
+NEVER = -1e4  # the logit of what must not be written: finite, so that label smoothing does not drown in it
 
 NUMBERS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": EOS}
 OWN = "leadline"  # a key of config.json that transformers leaves alone, with what it has no key for:
@@ -126,9 +129,8 @@ def _untie(model: Transformer) -> None:
 
 def to_theirs(model: Transformer) -> dict[str, Tensor]:
     """Their weights by name, of a model that is plain."""
-    return (
-        folders.collect(modules(model)) | dict(places(model)) | {"final_logits_bias": torch.zeros(1, model.vocab_size)}
-    )
+    bias = torch.zeros(model.vocab_size) if model.head is None else model.head.bias.detach().clone()
+    return folders.collect(modules(model)) | dict(places(model)) | {"final_logits_bias": bias[None]}
 
 
 def save(trained: Trained, out: Path) -> list[str]:
@@ -144,6 +146,8 @@ def save(trained: Trained, out: Path) -> list[str]:
         **dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL, strict=True)),
     }
     notes = texts.save(tokenizer, out, f"$A {SPECIAL[EOS]}", f"$A $B {SPECIAL[EOS]}", [SPECIAL[EOS]], settings)
+    if tokenizer.target is not None:
+        notes.append(f"its tokenizer.json splits sources; to train there, split targets with the run's {TARGET}")
     if name == "marian" and (config.positions == "learned" or scales_embeddings(trained.model)):
         notes.append(
             "Marian's save_pretrained leaves position tables out, and these are not plain sinusoids: set "
@@ -207,15 +211,15 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     kind = KINDS[described["model_type"]]
     theirs = {name: tensor.float() for name, tensor in folders.weights(folder).items()}
     tokenizer, rows = vocabulary.read(folder, described)
-    own = _section(described, OWN)
+    own, shape = _section(described, OWN), _model(described, theirs, kind, folder)
+    _name_embeddings(theirs, shape.embeddings, folder)
+    notes = _choose_rows(theirs, rows, folder)
     config = Config(
-        model=_model(described, theirs, kind, folder),
+        model=dataclasses.replace(shape, head="bias" if theirs["final_logits_bias"].any() else "linear"),
         data=_data(described, own, folder, out, tokenizer.vocab_size),
         train=TrainConfig(updates=1, precision="fp32"),
         decode=_decode(folder, described),
     )
-    _name_embeddings(theirs, config.model.embeddings, folder)
-    notes = _choose_rows(theirs, rows, folder)
     model = Transformer(tokenizer.vocab_size, **configuration.to_dict(config.model))
     used = from_theirs(model, theirs, kind)
     folders.make_run(out, config, model, tokenizer)
@@ -229,6 +233,8 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
 def from_theirs(model: Transformer, theirs: dict[str, Tensor], kind: Kind) -> set[str]:
     """Fill a new model with their weights; the names that were used or need not be."""
     used = folders.spread(modules(model), theirs, kind.architecture)
+    if model.head is not None:
+        folders.fill(model.head.bias, theirs["final_logits_bias"], "final_logits_bias")
     for name, table in places(model):
         if model.config.positions == "learned":
             embed = model.source_embed if "encoder" in name else model.target_embed
@@ -260,12 +266,16 @@ def _choose_rows(theirs: dict[str, Tensor], rows: list[int], folder: Path) -> li
     """The rows of our tokens, in our order; a note on those of no token."""
     if "final_logits_bias" in theirs:
         theirs["final_logits_bias"] = theirs["final_logits_bias"].flatten()
+    else:
+        theirs["final_logits_bias"] = torch.zeros(max(len(theirs.get(name, ())) for name in WORDS))
     tables = [name for name in (*WORDS, "final_logits_bias") if name in theirs]
     has = min(len(theirs[name]) for name in tables)
     if has <= max(rows):
         raise UserError(f"the tokenizer of {folder} has {1 + max(rows)} tokens, and its model only {has}")
     for name in tables:
         theirs[name] = theirs[name][rows]
+    if rows[PAD] == rows[BOS]:  # theirs begins with padding, and never writes it
+        theirs["final_logits_bias"][[PAD, BOS]] = NEVER
     spare = has - len({*rows})
     return [f"{spare} rows of the vocabulary have no token and are left out"] if spare else []
 

@@ -1,4 +1,7 @@
-"""How to call an exported model: Python for its card, which tests run, and what it does not do there."""
+"""How to call an exported model: Python for its card, which tests run, and what it does not do there.
+
+What a config says (languages, tags) is in that code as text only, whatever is in it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,16 @@ FOLDER = 'folder = "."  # where this file lies\n'
 
 
 def code(trained: Trained, to: str) -> str:
-    if trained.config.task == "translation":
+    kind = trained.model.config.architecture
+    if kind == "encoder-decoder":
         return _translation(trained, to)
-    return _generation() if trained.config.task == "causal_lm" else _encoder(trained)
+    return _generation() if kind == "decoder-only" else _encoder(trained)
 
 
 def limits(trained: Trained) -> list[str]:
     """What a user of any format should know."""
     longest = trained.model.config.max_length
-    if trained.config.task != "translation":
+    if trained.model.config.architecture != "encoder-decoder":
         return [f"At most {longest} tokens."]
     told = [
         f"At most {longest - 1 - translators.tags_in_source(trained)} tokens of a sentence, its end not counted: "
@@ -45,7 +49,7 @@ def _translation(trained: Trained, to: str) -> str:
 
 
 def _by_transformers(start: str) -> str:
-    option = f', decoder_start_token_id=tokenizer.convert_tokens_to_ids("{start}")' if start else ""
+    option = f", decoder_start_token_id=tokenizer.convert_tokens_to_ids({start!r})" if start else ""
     return f"""from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 {FOLDER}tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -60,7 +64,7 @@ print(written)
 
 def _by_ctranslate2(trained: Trained, start: str, tagged: bool) -> str:
     decode = trained.config.decode
-    option = f'\n    target_prefix=[["{start}"]] * len(texts),' if start else ""
+    option = f"\n    target_prefix=[[{start!r}]] * len(texts)," if start else ""
     return f"""import ctranslate2
 from tokenizers import Tokenizer
 
@@ -89,21 +93,21 @@ def _prepared(trained: Trained, before: str) -> str:
         texts = 'texts = ["A sentence to translate ."]  # tokenised as Moses does\n'
     steps, made = "", "text"
     if data.text in ("moses", "moses_normalize"):
-        made = f'MosesPunctNormalizer(lang="{data.source_lang}").normalize({made})'
+        made = f"MosesPunctNormalizer(lang={data.source_lang!r}).normalize({made})"
         steps = "from sacremoses import MosesPunctNormalizer\n\n"
     if data.text == "moses":
-        made = f'MosesTokenizer(lang="{data.source_lang}").tokenize({made}, return_str=True)'
+        made = f"MosesTokenizer(lang={data.source_lang!r}).tokenize({made}, return_str=True)"
         steps = "from sacremoses import MosesPunctNormalizer, MosesTokenizer\n\n"
     if made != "text":
         texts = f"{steps}{texts}texts = [{made} for text in texts]\n"
-    return f'{texts}texts = ["{before}" + text for text in texts]\n' if before else texts
+    return f"{texts}texts = [{before!r} + text for text in texts]\n" if before else texts
 
 
 def _finished(trained: Trained) -> str:
     data = trained.tokenizer.config
     if data.text not in ("moses", "tokenized"):
         return "print(written)\n"
-    detokenised = f'MosesDetokenizer(lang="{data.target_lang}").detokenize(line.split())'
+    detokenised = f"MosesDetokenizer(lang={data.target_lang!r}).detokenize(line.split())"
     return f"from sacremoses import MosesDetokenizer\n\nprint([{detokenised} for line in written])\n"
 
 

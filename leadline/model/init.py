@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from leadline.config import ModelConfig
 from leadline.model.block import Block, site_of
-from leadline.model.layers import Embedding, Linear, VocabularyHead
+from leadline.model.layers import Embedding, Linear, OutputBias, VocabularyHead
 from leadline.placement import Base, Role, Site, find
 
 USUAL: Base = "fairseq_2019"
@@ -111,7 +111,7 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
     Each matrix has its own generator, so that a thousand layers are drawn by all cores.
     """
     for module in model.modules():
-        if isinstance(module, Linear | VocabularyHead) and module.bias is not None:
+        if isinstance(module, Linear | OutputBias | VocabularyHead) and module.bias is not None:
             module.bias.zero_()
 
     def draw(number: int, weight: Weight) -> None:

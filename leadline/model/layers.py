@@ -205,6 +205,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
     "swiglu": swiglu,
 }
 
@@ -266,6 +267,20 @@ class VocabularyHead(nn.Module):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.ops.head(self, x_TD)
+
+
+class OutputBias(nn.Module):
+    """A number for each word, added to its logit (leadline.model.operations): the hidden states stay as they are."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.empty(vocab_size))
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return x_TD
+
+
+HEADS: dict[str, type[VocabularyHead] | type[OutputBias]] = {"bias": OutputBias, "bert": VocabularyHead}
 
 
 class Classifier(nn.Module):

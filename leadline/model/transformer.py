@@ -24,7 +24,7 @@ from leadline.kernels.attention import ATTENTION
 from leadline.kernels.pack import Pack
 from leadline.model.block import Layers
 from leadline.model.init import initialise
-from leadline.model.layers import Attends, Attention, Classifier, Embed, Embedding, VocabularyHead
+from leadline.model.layers import HEADS, Attends, Attention, Classifier, Embed, Embedding
 from leadline.model.operations import PLAIN
 from leadline.model.size import require_room
 from leadline.placement import find
@@ -52,7 +52,7 @@ class Transformer(nn.Module):
             self.decoder = Layers(config, "decoder")
         last = self.target_embed if config.decoder_layers else self.source_embed
         self.output = Embedding(vocab_size, config.dim) if config.embeddings == "separate" else last.tokens
-        self.head = VocabularyHead(config, vocab_size) if config.head == "bert" else None
+        self.head = None if config.head == "linear" else HEADS[config.head](config, vocab_size)
         self.classifier = Classifier(config) if config.classes or config.pooler else None
         initialise(self, config, seed)
 

@@ -223,7 +223,7 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
         for key, module in model.named_modules():
             if isinstance(module, Embed) and (places := f"{key}.positions.weight") in weights:
                 weights[places] = weights[places][: self.config.model.max_length]
-        known: list[tuple[Any, bool]] = [(model.head, before.model.head == "bert")]
+        known: list[tuple[Any, bool]] = [(model.head, before.model.head == model.config.head)]
         if model.classifier is not None:
             known += [(model.classifier.dense, before.model.classes > 0 or before.model.pooler)]
             known += [(model.classifier.out, before.model.classes > 0 and before.task == self.config.task)]

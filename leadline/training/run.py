@@ -30,6 +30,7 @@ from leadline import machine
 from leadline.config import Config
 from leadline.data.sources import parse
 from leadline.data.store import Store
+from leadline.data.tokenizer import TARGET
 from leadline.errors import UserError, not_a_run
 from leadline.files import checksum, reason, sha256, sha256_of, write_json, write_text
 from leadline.options import flat
@@ -256,7 +257,9 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
         write_text(path, text)
         facts["replaced_sha256"] = ""  # the change has arrived
         write_json(folder / "run.json", facts | {"seal": checksum(facts)})
-    write_text(folder / "tokenizer.json", (store.folder / "tokenizer.json").read_text(encoding="utf-8"))
+    for name in ("tokenizer.json", TARGET):
+        if (store.folder / name).exists():
+            write_text(folder / name, (store.folder / name).read_text(encoding="utf-8"))
     notes = [f"from update {update} on: {_told(changed)}"] if changed else []
     numerics = facts["began"]["numerics"] if before else NUMERICS
     if numerics != NUMERICS:

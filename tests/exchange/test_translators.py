@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as BPE
+from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
 from leadline.config import Config, DataConfig
@@ -33,6 +36,7 @@ LINES = ["the lead line sounds the depth", "das Lot misst die Tiefe der See", "t
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "post_ln": ("MarianMTModel", {"placement": "post_ln", "activation": "gelu"}),
     "post_ln, three matrices": ("MarianMTModel", {"placement": "post_ln", "embeddings": "separate"}),
+    "post_ln, as OPUS-MT": ("MarianMTModel", {"placement": "post_ln", "activation": "silu", "head": "bias"}),
     "deepnorm": ("MarianMTModel", {"placement": "deepnorm"}),
     "deepnorm, learned positions": (
         "MarianMTModel", {"placement": "deepnorm", "embeddings": "output_tied", "positions": "learned"}
@@ -191,6 +195,22 @@ def test_the_card_s_own_lines_translate_as_we_do(
         assert "license:  # yours to fill in" in card
 
 
+def test_what_a_config_says_is_text_in_the_card(tmp_path: Path) -> None:
+    evil = 'de"); print("ran"); ("\n- [x](x) <b>`|'
+    trained = run_of(tokenizer_of(text="moses"))
+    tokenizer = Tokenizer(trained.tokenizer.bpe, replace(trained.tokenizer.config, source_lang=evil))
+    export(tmp_path / "run <i>", replace(trained, tokenizer=tokenizer), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    strings = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+    assert evil in strings
+    prose = card.replace(code, "")
+    assert "\n- [x]" not in prose
+    assert re.findall(r"(?<!\\)<", prose.partition("# run")[2]) == []
+    head = prose.split("---")[1]
+    assert json.loads(re.findall(r"^- (.*)$", head, re.MULTILINE)[0]) == evil
+
+
 def test_a_language_must_be_said_where_it_is_the_first_token(tmp_path: Path) -> None:
     trained = run_of(tokenizer_of(directions=("de-en", "en-de"), tag="target"), placement="post_ln")
     huggingface.save(trained, tmp_path / "folder")
@@ -205,7 +225,8 @@ def test_a_language_must_be_said_where_it_is_the_first_token(tmp_path: Path) -> 
 def test_ctranslate2_s_numbers_are_ours_and_int8_is_smaller(tmp_path: Path) -> None:
     translating = pytest.importorskip("ctranslate2")
     for number, changes in enumerate([
-        {"placement": "admin", "norm_eps": 1e-2}, {"placement": "pre_ln", "embeddings": "separate"},
+        {"placement": "admin", "norm_eps": 1e-2, "activation": "silu", "head": "bias"},
+        {"placement": "pre_ln", "embeddings": "separate"},
         {"placement": "deepnorm", "activation": "gelu_tanh", "embed_scale": False, "positions": "learned"},
     ]):  # fmt: skip
         trained = run_of(**changes)
@@ -263,6 +284,148 @@ def test_an_imported_translator_gives_the_same_logits(kind: str, changes: dict, 
     close(ours(load(tmp_path / "run", "last", "cpu").model), theirs(model)[:, :80])
 
 
+@pytest.fixture(scope="module")
+def opus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as OPUS-MT's: two SentencePiece models, one numbering of both, an output bias, padding as the start."""
+    pieces = pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp("opus")
+    names = ["</s>", "<unk>"]
+    texts = {
+        "source": ["das Lot misst die Tiefe der See", "zwölf Faden, kein Grund!"],
+        "target": LINES[::3] + LINES[2::3],
+    }
+    for side, lines in texts.items():
+        (folder / side).write_text("\n".join(lines * 9))
+        pieces.SentencePieceTrainer.train(
+            input=str(folder / side),
+            model_prefix=str(folder / side),
+            vocab_size=35,
+            minloglevel=2,
+            hard_vocab_limit=False,
+        )
+        (folder / f"{side}.model").rename(folder / f"{side}.spm")
+        model = pieces.SentencePieceProcessor(str(folder / f"{side}.spm"))
+        names += [
+            piece for number in range(3, model.get_piece_size()) if (piece := model.id_to_piece(number)) not in names
+        ]
+    names += [">>eng<<", "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(names)}))
+    (folder / "tokenizer_config.json").write_text('{"source_lang": "de", "target_lang": "en"}')
+    last = len(names) - 1
+    numbers = {"pad_token_id": last, "decoder_start_token_id": last, "eos_token_id": 0, "forced_eos_token_id": 0}
+    more = {"vocab_size": len(names), "scale_embedding": True, "activation_function": "swish", "num_beams": 4}
+    model = transformers.MarianMTModel(transformers.MarianConfig(**SMALL | numbers | more)).eval()
+    scatter_but_positions(model)
+    model.final_logits_bias.copy_(torch.randn(1, len(names), generator=torch.Generator().manual_seed(1)))
+    with torch.no_grad():
+        model.model.shared.weight[last] = 0
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_an_opus_mt_folder_has_its_tokens_logits_and_translations(opus: Path, tmp_path: Path) -> None:
+    assert huggingface.load(opus, tmp_path / "run") == []
+    run, model = load(tmp_path / "run", "last", "cpu"), opened(opus)
+    tokenizer = transformers.MarianTokenizer.from_pretrained(str(opus))
+    for side, text in [
+        ("de", "das Lot, zwölf Faden!"), ("de", ">>eng<< die Tiefe"), ("de", "Grund  Привет See"),
+        ("en", "the  lead sounds"), ("en", "twelve Привет fathoms!"),
+    ]:  # fmt: skip
+        given = tokenizer(**{"text" if side == "de" else "text_target": text})["input_ids"]
+        names = tokenizer.convert_ids_to_tokens(given)
+        assert [run.tokenizer.piece(n) for n in run.tokenizer.encode([text], side)[0]] == names[:-1]
+    last = model.config.vocab_size - 1
+    rows = torch.tensor([last, last, 0, 1, *range(2, last)])
+    (source,) = run.tokenizer.encode(["das Lot misst"], "de")
+    found = run.model.logits(run.model(pack_one([np.array([*source, 2])]), pack_one([np.array([1, 9, 12])])))
+    inputs = {"input_ids": rows[[*source, 2]][None], "decoder_input_ids": rows[[1, 9, 12]][None]}
+    with torch.no_grad():
+        close(found[:, 2:], model(**inputs).logits[0][:, rows[2:]])
+    assert found[:, :2].max() < -1000  # padding is never written
+    texts = ["das Lot", "kein Grund!"]
+    limits = [len(tokenizer(text)["input_ids"]) - 1 for text in texts]
+    search = {"num_beams": 5, "early_stopping": True, "bad_words_ids": [[last]], "do_sample": False}
+    written = [
+        model.generate(**tokenizer([text], return_tensors="pt"), max_new_tokens=min(24, 2 * n + 20), **search)
+        for text, n in zip(texts, limits, strict=True)
+    ]
+    assert run.translate(texts) == [tokenizer.batch_decode(row, skip_special_tokens=True)[0] for row in written]
+
+
+def test_a_run_of_an_opus_mt_folder_is_trained_and_exported(
+    opus: Path, leadline: Callable[..., Any], tmp_path: Path
+) -> None:
+    assert leadline("import", opus, tmp_path / "run").code == 0
+    for split, side in ((split, side) for split in ("train", "valid") for side in ("de", "en")):
+        (tmp_path / f"{split}.{side}").write_text(
+            "das Lot misst\ndie See\n" if side == "de" else "the lead\nthe depth\n"
+        )
+    further = leadline(
+        "train", tmp_path / "run" / "config.toml", "--out", tmp_path / "further", "--set", "train.device=cpu",
+        "--set", f"train.start={tmp_path / 'run'}", "--set", "train.start_checkpoint=last", "--set", "train.updates=2",
+        "--set", f"data.source=text:{tmp_path}", "--set", "train.batch_tokens=128",
+    )  # fmt: skip
+    assert further.code == 0, further.err
+    run = load(tmp_path / "further", "last", "cpu")
+    before = load(tmp_path / "run", "last", "cpu").tokenizer
+    assert (
+        run.tokenizer.encode(["the depth"], "en")
+        == before.encode(["the depth"], "en")
+        != before.encode(["the depth"], "de")
+    )
+    (_, target), *_ = run.task().store.first("train", 1)
+    assert target.tolist() == before.encode(["the lead"], "en")[0]
+    back = leadline("export", tmp_path / "further", tmp_path / "back", "--checkpoint", "last")
+    assert "split targets with the run's tokenizer.target.json" in back.err
+    huggingface.load(tmp_path / "back", tmp_path / "again")
+    again = load(tmp_path / "again", "last", "cpu")
+    assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), again.model.parameters(), strict=True))
+
+
+def test_a_sentencepiece_file_that_is_none_is_refused(opus: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "vocab.json", "target.spm", "source.spm"):
+        (tmp_path / name).write_bytes((opus / name).read_bytes())
+    whole = (opus / "source.spm").read_bytes()
+    for damaged in (b"", b"not a model", whole[:-40], b"\x0a\xff" + whole):
+        (tmp_path / "source.spm").write_bytes(damaged)
+        if damaged:
+            with pytest.raises(UserError, match=r"source.spm is not a SentencePiece model: "):
+                huggingface.load(tmp_path, tmp_path / "run")
+    (tmp_path / "source.spm").write_bytes(whole + b"\x12\x02\x18\x02")  # its trainer says: BPE
+    with pytest.raises(UserError, match=r"source.spm is not a unigram model"):
+        huggingface.load(tmp_path, tmp_path / "run")
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 0}')
+    with pytest.raises(UserError, match=r"vocab.json does not number its pieces 0, 1, 2"):
+        huggingface.load(tmp_path, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_tokenizer_json_of_somebody_else_s_is_numbered_as_ours(kind: str, tmp_path: Path) -> None:
+    """Pegasus's order: padding is also the start, then the end; unknown is further on, and there are tags."""
+    names = ["<pad>", "</s>", "<mask>", "▁", "a", "b", "▁a", "<unk>", "▁b", "ab"]
+    if kind == "unigram":
+        bpe = BPE(models.Unigram([(name, -float(i)) for i, name in enumerate(names)], 7, False))
+    else:
+        numbers = {name: i for i, name in enumerate(names)}
+        bpe = BPE(models.BPE(numbers, [("▁", "a"), ("▁", "b"), ("a", "b")], unk_token="<unk>"))
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    bpe.add_special_tokens(["<pad>", "</s>", "<mask>", "<unk>"])
+    model = folder_of("PegasusForConditionalGeneration", tmp_path / "folder", vocab_size=10, pad_token_id=0,
+                      eos_token_id=1, decoder_start_token_id=0, forced_eos_token_id=1)  # fmt: skip
+    bpe.save(str(tmp_path / "folder" / "tokenizer.json"))
+    assert huggingface.load(tmp_path / "folder", tmp_path / "run") == []
+    run, rows = load(tmp_path / "run", "last", "cpu"), torch.tensor([0, 0, 1, 7, 2, 3, 4, 5, 6, 8, 9])
+    text = "ab b a abc"
+    (source,) = run.tokenizer.encode([text], "de")
+    assert rows[source].tolist() == bpe.encode(text).ids
+    assert run.tokenizer.decode([source]) == [bpe.decode(bpe.encode(text).ids)]
+    found = run.model.logits(run.model(pack_one([np.array([*source, 2])]), pack_one([np.array([1, 9, 6])])))
+    with torch.no_grad():
+        inputs = {"input_ids": rows[[*source, 2]][None], "decoder_input_ids": rows[[1, 9, 6]][None]}
+        close(found[:, 2:], model(**inputs).logits[0][:, rows[2:]])
+
+
 @pytest.mark.parametrize(("change", "complaint"), [
     ({"decoder_attention_heads": 4}, "decoder_attention_heads=4 has no counterpart here, only 2, that of the encoder"),
     ({"normalize_before": True}, "normalize_before=True has no counterpart here, only False"),
@@ -315,7 +478,7 @@ def test_a_placement_is_exported_exactly_or_refused(to: str, placement: str) -> 
     ({"norm": "rms_norm"}, "Pegasus needs model.norm=layer_norm"),
     ({"norm_eps": 1e-6}, "Pegasus needs model.norm_eps=1e-5"),
     ({"positions": "rotary"}, "Pegasus needs model.positions=sinusoidal or learned"),
-    ({"activation": "swiglu"}, "Pegasus needs model.activation=relu or gelu or gelu_tanh"),
+    ({"activation": "swiglu"}, "Pegasus needs model.activation=relu or gelu or gelu_tanh or silu"),
     ({"bias": False}, "Pegasus needs model.bias=true"),
     ({"embeddings": "separate"}, "Pegasus needs model.embeddings=tied"),
     ({"placement": "deepnorm", "kv_heads": 1}, "Marian needs model.kv_heads=0 and model.head_dim=0"),

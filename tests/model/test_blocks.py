@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "grouped": {"kv_heads": 1},
     "heads as wide as one likes": {"head_dim": 6},
     "a tanh in GELU": {"activation": "gelu_tanh"},
+    "SiLU": {"activation": "silu"},
     "a gated FFN": {"activation": "swiglu"},
     "a norm of queries and keys": {"qk_norm": "width"},
     "no norm but a tanh": {"norm": "dyt", "qk_norm": "width"},

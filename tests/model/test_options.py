@@ -47,14 +47,14 @@ def logits(model: Transformer) -> Tensor:
 
 
 def test_a_new_activation_is_one_line_that_all_see_or_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SiLU, as an option and in the table: training and cached decoding have it, fused kernels say that they do not."""
+    """Mish, as an option and in the table: training and cached decoding have it, fused kernels say that they do not."""
     assert set(typing.get_args(typing.get_type_hints(ModelConfig)["activation"])) == set(layers.ACTIVATIONS)
-    monkeypatch.setitem(ModelConfig.__annotations__, "activation", 'Literal["relu", "silu"]')
-    monkeypatch.setitem(layers.ACTIVATIONS, "silu", torch.nn.functional.silu)
-    model = build(activation="silu", placement="pre_ln").eval()
+    monkeypatch.setitem(ModelConfig.__annotations__, "activation", 'Literal["relu", "mish"]')
+    monkeypatch.setitem(layers.ACTIVATIONS, "mish", torch.nn.functional.mish)
+    model = build(activation="mish", placement="pre_ln").eval()
     ffn, x = model.decoder.blocks[0].ffn, torch.randn(3, DIM)
     wide = ffn.expand(x)
-    torch.testing.assert_close(ffn(x), ffn.contract(wide * wide.sigmoid()))
+    torch.testing.assert_close(ffn(x), ffn.contract(torch.nn.functional.mish(wide)))
     with torch.inference_mode():
         whole = model.logits(model(pack_one(SOURCE[:1]), pack_one(TARGET[:1])))
         step = decode.Stepper(model, pack_one(SOURCE[:1]), 1, 3)
@@ -63,7 +63,7 @@ def test_a_new_activation_is_one_line_that_all_see_or_refuse(monkeypatch: pytest
     pytest.importorskip("triton")
     from leadline.training.flat import fuse
 
-    with pytest.raises(UserError, match=r"model.activation='silu' is not known to the fused kernels.*train.step=eager"):
+    with pytest.raises(UserError, match=r"model.activation='mish' is not known to the fused kernels.*train.step=eager"):
         fuse(model, torch.float32, accumulate=False)
 
 
