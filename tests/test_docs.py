@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,18 @@ def test_what_comes_from_the_code_is_complete() -> None:
     assert "::: leadline.training.trained.load\n" in python
     assert "::: leadline.recipes\n" in python
     assert "::: leadline.diagnose.inspect.inspect\n" in python
+
+
+def test_what_is_checked_on_is_what_is_promised() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text(encoding="utf-8"))
+    pythons = workflow["jobs"]["check"]["strategy"]["matrix"]["python"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert [f"Programming Language :: Python :: {python}" for python in pythons] == [
+        each for each in project["classifiers"] if "Python :: 3." in each
+    ]
+    assert project["requires-python"] == f">={pythons[0]}"
+    runs = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert runs == ["make check", "make docs"]
 
 
 def test_lists_begin_after_a_blank_line() -> None:
