@@ -249,8 +249,8 @@ FACES: dict[str, tuple[str, dict[str, Any], int]] = {
         "Speech2TextConfig", {**SPOKEN, "input_feat_per_channel": 16, "conv_channels": 16}, 5,
     ),
     "ASTForAudioClassification": ("ASTConfig", {**FACE, "max_length": 32, "num_mel_bins": 32}, 2),
-    "Wav2Vec2ForCTC": ("Wav2Vec2Config", HEARD, 3),
-    "Wav2Vec2ForSequenceClassification": ("Wav2Vec2Config", HEARD, 3),
+    "Wav2Vec2ForCTC": ("Wav2Vec2Config", HEARD, 2),
+    "Wav2Vec2ForSequenceClassification": ("Wav2Vec2Config", HEARD, 2),
     "BertForSequenceClassification": ("BertConfig", FACE, 2),
     "DistilBertForSequenceClassification": (
         "DistilBertConfig",

@@ -27,11 +27,23 @@ class Connection:
     skip_scale: float = 1.0
     branch_scale: float = 1.0
     skip_detached: bool = False  # no gradient flows through the skip
+    branch_detached: bool = False
+    skip_dropped: bool = False  # dropout on the skip
+    skip_twice: bool = False  # the skip is added twice
+    leapt: str = ""  # the connection before, whose sum the branch starts from and the skip does not
+    rescaled: float = 1.0  # by what the stream is multiplied behind the norm, before the next connection
+    stream_norms: tuple[int, ...] = ()  # of those in the branch, the ones at its ends
+    wrong_axes: tuple[int, ...] = ()  # of a norm that is not over the features alone, counted from the last
+    epsilon: float = 0.0  # the largest of its norms
+    queries: tuple[str, ...] = ()  # matrices of queries and keys
+    values: tuple[str, ...] = ()
+    drowned: float = 0.0  # the first of a stack: how much larger constant positions are than what they are added to
     skip_learned: str = ""
     branch_learned: str = ""
     enters_normed: bool = False  # the first of a stack: a norm lies right before it, such as one of the embedding
     previous: int = -1  # position of the connection whose stream this one takes up
     bare_weights: tuple[str, ...] = ()  # matrices the stream itself passes on its way here
+    unadded: str = ""  # the first or last of a stack: a matrix like those of its branches that nothing is added to
     stack: str = ""
     position: int = 0
     last: bool = False  # of its stack
@@ -42,7 +54,7 @@ class Connection:
 
 def name_of(c: Connection) -> str:
     """The placement in the words of the field."""
-    scaled = abs(c.skip_scale - 1) > 1e-3 and not c.skip_learned
+    scaled = abs(abs(c.skip_scale) - 1) > 1e-3 and not c.skip_learned and not c.skip_twice
     if c.after_add and not c.before and not c.after_branch:
         return "DeepNorm" if scaled else "Admin" if c.skip_learned else "Post-LN"
     if c.before and c.after_add:

@@ -12,6 +12,10 @@ from leadline.diagnose.connection import Connection, layers_of
 
 UNNORMALISED = ("Pre-LN", "Sandwich-LN", "Sub-LN", "branch-norm")  # the stream leaves these as it is
 TOLERANCE = 0.01  # of α; of a weight's std it is 0.2, as small matrices scatter
+RESCALED = 0.05  # behind a norm: a norm's size is measured and scatters
+EPSILON = 0.03  # Keras has 1e-3, the largest in wide use
+KNOWN_STARTS = (1, 0.5**0.5, 3**-0.5)  # × Xavier: its own, of three matrices drawn as one, torch's for a linear layer
+DROWNED = 3  # times: Vaswani et al.'s positions and scaled embeddings are of like size
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Size:
     shape: tuple[int, ...]
     std: float
     bias_std: float | None = None  # of the bias beside it, if there is one
+    parts: tuple[float, ...] = ()  # the spread of queries, keys and values that share one matrix
 
     @property
     def to_xavier(self) -> float:
@@ -45,7 +50,10 @@ class Size:
 
 def findings(connections: Sequence[Connection], sizes: Mapping[str, Size], initial: bool = True) -> list[Finding]:
     """`initial`: the weights are as they were drawn, so that their size can be judged."""
-    results = [finding for rule in RULES for finding in rule(connections)]
+    misplaced = [c for c in connections if c.leapt or c.skip_twice]  # nothing else can be said of them
+    sound = [c for c in connections if not (c.leapt or c.skip_twice)]
+    results = [finding for rule in RULES for finding in rule(sound)]
+    results += [finding for rule in (_leapt, _skip_twice) for finding in rule(misplaced)]
     if initial:
         results += _deepnorm_weights(connections, sizes)
     places = Counter(f.name for f in results)
@@ -77,10 +85,12 @@ def _alpha_without_norm(connections: Sequence[Connection]) -> Iterator[Finding]:
 
 
 def _norm_twice(connections: Sequence[Connection]) -> Iterator[Finding]:
+    both = Counter(c.stack for c in connections if c.before and c.after_add)
+    counts = Counter(c.stack for c in connections)
     for c in connections:
         if max(c.before, c.after_add, c.after_branch) > 1:
             yield Finding("norm_twice", c.where, "two norms follow each other directly: remove one of them")
-        elif c.before and c.after_add:
+        elif c.before and c.after_add and both[c.stack] > counts[c.stack] / 3:  # Conformer's layers end in a norm
             yield Finding(
                 "norm_twice",
                 c.where,
@@ -101,7 +111,7 @@ def _final_norm_missing(connections: Sequence[Connection]) -> Iterator[Finding]:
         ends_bare = c.placement in UNNORMALISED or (
             c.placement in ("no norm", "Pre-LN") and placements.get(c.previous) in ("Post-LN", "DeepNorm")
         )
-        if c.last and ends_bare and not c.closed:
+        if c.last and ends_bare and not c.closed and c.previous >= 0:
             yield Finding(
                 "final_norm_missing",
                 c.stack,
@@ -131,6 +141,98 @@ def _norm_on_skip(connections: Sequence[Connection]) -> Iterator[Finding]:
             )
 
 
+def _norm_axis(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
+        if c.wrong_axes:
+            what = (
+                "several axes at once"
+                if len(c.wrong_axes) > 1
+                else f"axis {c.wrong_axes[0]}, which is not the features'"
+            )
+            yield Finding(
+                "norm_axis",
+                c.where,
+                f"a norm is over {what}, so tokens are mixed: normalise each token over its features",
+            )
+
+
+def _norm_epsilon(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
+        if c.epsilon > EPSILON:
+            yield Finding(
+                "norm_epsilon",
+                c.where,
+                f"a norm adds about {c.epsilon:.2g} to the mean square, so that it hardly normalises: use an ε of 1e-5",
+            )
+
+
+def _alpha_after_norm(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
+        if c.rescaled > 1 + RESCALED:
+            yield Finding(
+                "alpha_after_norm",
+                c.where,
+                f"the stream is multiplied by {c.rescaled:.3g} behind the norm, so skip and branch both are: "
+                f"DeepNorm's α belongs on the skip, norm(α·x + f(x))",
+            )
+
+
+def _branch_detached(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
+        if c.branch_detached:
+            yield Finding(
+                "branch_detached",
+                c.where,
+                f"no gradient flows back through the {c.sublayer}, which is not trained so: leave it attached "
+                f"to the graph",
+            )
+
+
+def _dropout_on_skip(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
+        if c.skip_dropped:
+            yield Finding("dropout_on_skip", c.where, "dropout also hits the skip: use it on the branch alone")
+
+
+def _leapt(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
+        if c.leapt:
+            yield Finding(
+                "skip_of_layer_input",
+                c.where,
+                f"the {c.sublayer} reads what {c.leapt} made, but is added to what that began with, whose branch is "
+                f"lost: add it to the newer sum",
+            )
+
+
+def _skip_twice(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
+        if c.skip_twice:
+            yield Finding("skip_twice", c.where, "the skip is added twice, so the stream doubles: add it once")
+
+
+def _embedding_scale(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
+        if c.drowned > DROWNED:
+            yield Finding(
+                "embedding_scale_missing",
+                c.stack,
+                f"positions are {c.drowned:.2g} times as large as the embeddings they are added to: "
+                f"scale the embeddings by √d first",
+            )
+
+
+def _unadded(connections: Sequence[Connection]) -> Iterator[Finding]:
+    for c in connections:
+        if c.unadded:
+            yield Finding(
+                "residual_missing",
+                c.unadded,
+                f"the stream passes {c.unadded} at an end of {c.stack} without a residual connection: "
+                f"add what goes into that sublayer to what comes out",
+            )
+
+
 def _skip_detached(connections: Sequence[Connection]) -> Iterator[Finding]:
     for c in connections:
         if c.skip_detached:
@@ -147,11 +249,20 @@ def _is_bare(c: Connection, members: Sequence[Connection]) -> bool:
     return not c.before and not c.after_branch and bool(alike) and all(o.before or o.after_branch for o in alike)
 
 
+def _one_kind_is_bare(members: Sequence[Connection], bare: Sequence[Connection]) -> bool:
+    """All attentions are without a norm and all others have one, or the other way round."""
+    kinds: dict[str, set[bool]] = {}
+    for c in members:
+        if not c.last and not c.enters_normed:
+            kinds.setdefault(c.sublayer, set()).add(c in bare)
+    return {True} in kinds.values() and {False} in kinds.values() and {True, False} not in kinds.values()
+
+
 def _norm_missing(connections: Sequence[Connection]) -> Iterator[Finding]:
     for stack in dict.fromkeys(c.stack for c in connections):
         members = [c for c in connections if c.stack == stack]
         bare = [c for c in members if not c.enters_normed and _is_bare(c, members)]
-        if bare and len(bare) < len(members) / 2:
+        if bare and (len(bare) < len(members) / 2 or _one_kind_is_bare(members, bare)):
             for c in bare:
                 yield Finding(
                     "norm_missing", c.where, f"the {c.sublayer} has no norm, but the rest of {stack} has: add one here"
@@ -218,21 +329,58 @@ def _deepnorm_weights(connections: Sequence[Connection], sizes: Mapping[str, Siz
         alpha, beta = expected[c.stack]
         if abs(c.skip_scale / alpha - 1) > TOLERANCE:
             continue  # said already
-        scaled = c.weights if c.sublayer == "feed-forward" else c.weights[-1:]
-        for name in scaled:
+        yield from _attention_weights(c, sizes, beta)
+        scaled = c.weights if c.sublayer == "feed-forward" else (*_alone(c.values, c.queries), *c.weights[-1:])
+        for name in dict.fromkeys(scaled):
             size = sizes.get(name)
             if size is None or len(size.shape) != 2:
                 continue
-            ratio = size.to_xavier
-            if abs(ratio / beta - 1) > 0.2:
-                what = "is not scaled by β" if abs(ratio - 1) < 0.2 else f"starts at {ratio:.3g} × Xavier's std"
-                key = "beta_missing" if abs(ratio - 1) < 0.2 else "beta_wrong"
-                yield Finding(key, name, f"{name} {what}, but DeepNorm asks for β = {beta:.3g} × Xavier")
+            yield from _to_beta(name, size.to_xavier, beta)
             bias = size.bias_to_default
             if bias and abs(bias / beta - 1) < 0.2:
                 yield Finding(
                     "beta_on_biases", name, f"β was also applied to the bias beside {name}: scale the matrix only"
                 )
+
+
+def _to_beta(name: str, ratio: float, beta: float) -> Iterator[Finding]:
+    if abs(ratio / beta - 1) > 0.2:
+        what = "is not scaled by β" if abs(ratio - 1) < 0.2 else f"starts at {ratio:.3g} × Xavier's std"
+        key = "beta_missing" if abs(ratio - 1) < 0.2 else "beta_wrong"
+        yield Finding(key, name, f"{name} {what}, but DeepNorm asks for β = {beta:.3g} × Xavier")
+
+
+def _alone(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in others]
+
+
+def _attention_weights(c: Connection, sizes: Mapping[str, Size], beta: float) -> Iterator[Finding]:
+    """Queries and keys are not scaled, be they matrices of their own or rows of one with the values."""
+    for name in _alone(c.queries, c.values):
+        if name in sizes and _is_beta(sizes[name].to_xavier, beta):
+            yield _on_queries(name)
+    for name in (n for n in c.queries if n in c.values and n in sizes and sizes[n].parts):
+        width = sizes[name].shape[1]
+        q, k, v = (part * width**0.5 for part in sizes[name].parts)  # of a square matrix
+        if _is_beta(q, beta) or _is_beta(k, beta):
+            yield _on_queries(name)
+        elif q and abs(v / q - 1) < 0.1 and beta < 0.8:
+            yield Finding(
+                "beta_missing", name, f"{name} does not scale its values by β, but DeepNorm asks for {beta:.3g}"
+            )
+
+
+def _is_beta(ratio: float, beta: float) -> bool:
+    """Scaled by β, and not as they are drawn without it."""
+    return abs(ratio / beta - 1) < 0.2 and min(abs(ratio / right - 1) for right in KNOWN_STARTS) > 0.1
+
+
+def _on_queries(name: str) -> Finding:
+    return Finding(
+        "beta_on_queries",
+        name,
+        f"β was also applied to queries or keys in {name}: scale values, out and feed-forward only",
+    )
 
 
 RULES = (
@@ -243,6 +391,13 @@ RULES = (
     _residual_missing,
     _norm_on_skip,
     _skip_detached,
+    _branch_detached,
+    _dropout_on_skip,
+    _norm_axis,
+    _norm_epsilon,
+    _alpha_after_norm,
+    _embedding_scale,
+    _unadded,
     _norm_missing,
     _norm_shared,
     _mixed,

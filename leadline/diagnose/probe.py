@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from leadline.diagnose import faults, structure, trace
 from leadline.diagnose.connection import Connection
+from leadline.diagnose.norms import Norm
 from leadline.diagnose.record import Record
 from leadline.diagnose.state import buffers_kept, restored, seeded
 from leadline.diagnose.stream import evaluated, token_norm
@@ -85,7 +86,7 @@ class Subject:
         return loss.detach()
 
     @cached_property
-    def _traced(self) -> tuple[trace.Graph, dict[nn.Module, bool]]:
+    def _traced(self) -> tuple[trace.Graph, dict[nn.Module, Norm]]:
         with quiet(self.model):
             graph, norms, _ = trace.trace(self.model, lambda: self.run(self.batches[0]))
         return graph, norms

@@ -10,6 +10,8 @@ way of at least one weight matrix. Everything else follows from where the normal
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from leadline.diagnose.connection import Connection, name_of
 
 ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
 
+RESAMPLING = ("cat", "repeat_interleave", "interpolate", "upsample", "avg_pool", "max_pool", "adaptive_avg_pool")
 POOLING = {"mean", "cat", "concat", "stack", "sum", "amax"}  # what a norm may follow as well
 
 
@@ -27,9 +30,11 @@ def connections(graph: Any) -> list[Connection]:
         connection = reader.connection(index) if node.op == "add" else None
         if connection:
             reader.known[index] = connection
+    reader.without_positions()
     unlinked = [replace(c, position=i) for i, c in enumerate(reader.known.values())]
     by_add = {c.add: c.position for c in unlinked}
-    return [replace(c, placement=name_of(c)) for c in _stacks(reader.link(unlinked, by_add))]
+    stacked = _stacks(reader.link(unlinked, by_add))
+    return [replace(c, placement=name_of(c)) for c in Ends(reader).of(stacked)]
 
 
 @dataclass
@@ -40,12 +45,18 @@ class _Walk:
     scale: float = 1.0
     learned: str = ""
     detached: bool = False
+    cut: bool = False
+    dropped: bool = False
+    twice: bool = False
     norms: list[int] = field(default_factory=list)
 
     def step(self, node: Any) -> None:
         self.scale *= node.factor
         self.learned = self.learned or node.learned
         self.detached = self.detached or node.function == "detach"
+        self.cut = self.cut or node.cut
+        self.dropped = self.dropped or node.dropped > 0
+        self.twice = self.twice or (node.op == "scale" and "add" in node.function and node.factor == 2)
         self.node = node.inputs[0]
 
 
@@ -55,6 +66,7 @@ class _Reader:
         self.users = graph.users()
         self.known: dict[int, Connection] = {}  # by the node of the addition
         self.stream: dict[int, int] = {}  # addition of a connection: the stream before it
+        self.enclosed: set[int] = set()  # additions of connections that another one's branch runs through
         self.staged: set[int] = set()  # additions of a connection that another stack continues
         self.joined: dict[int, int] = {}  # an addition of two states of one stream: the later of them
 
@@ -89,22 +101,29 @@ class _Reader:
 
     def connection(self, index: int) -> Connection | None:
         a, b = self.nodes[index].inputs
-        if len(self.nodes[index].shape) < 2:
+        if len(self.nodes[index].shape) < 2 or self._is_score(index):
             return None
+        for first, second in ((a, b), (b, a)):
+            if self._join(index, self.back(first), second, exact=True):
+                return None
         for first, second in ((a, b), (b, a)):
             skip, added = self.back(first), False
             for _ in range(4):
-                if skip.node < second and self._is_stream(second, skip.node):
-                    self.joined[index] = second
+                if self._join(index, skip, second):
                     return None
                 path = self.path(skip.node, second) if skip.node < second else set()
                 if self._has_matrix(path):
                     if not skip.norms and not added:
                         skip = self._nearest(first, path)
                         path = self.path(skip.node, second)
-                    self.stream[index] = first if added else skip.node
+                    if second == a and self.nodes[index].factor < 0:
+                        return None  # f(x) − x: a difference, which is added somewhere else
+                    base, leapt = self._base(path, skip.node, second)
+                    self.stream[index] = first if added else base
                     self._drop_within(path, skip.node)
-                    return self._described(index, skip, second, path, second == b)
+                    self.enclosed.update(i for i in path if i in self.known)
+                    path = self.path(base, second) if leapt else path
+                    return replace(self._described(index, base, skip, second, path), leapt=leapt)
                 # A skip with a norm of its own, or several branches added one after another
                 node = self.nodes[skip.node]
                 if node.op == "norm":
@@ -119,18 +138,96 @@ class _Reader:
                 skip.node, skip.scale = walk.node, skip.scale * walk.scale
         return None
 
-    def _is_stream(self, index: int, source: int) -> bool:
-        """Whether a node is a later state of the stream that passes `source`, rather than the output of a sublayer."""
+    def without_positions(self) -> None:
+        """A single convolution that is added to a stream of attentions gives positions: it is no sublayer."""
+        shapes = self.graph.shapes
+        if not any(
+            c.sublayer == "attention" and any(len(shapes[w]) == 2 for w in c.weights) for c in self.known.values()
+        ):
+            return
+        for index, c in list(self.known.items()):
+            products = [i for i in self.path(c.skip, c.branch) | {c.branch} if self.nodes[i].op == "product"]
+            if len(products) == 1 and self.nodes[products[0]].function.startswith("conv"):
+                self.joined[index] = c.skip
+                del self.known[index]
+
+    def _is_score(self, index: int) -> bool:
+        """Whether a softmax takes it: what is added to a score is a bias of positions."""
+        todo, seen = [index], set[int]()
+        while todo and len(seen) < 12:
+            at = todo.pop()
+            seen.add(at)
+            for user in self.users.get(at, []):
+                if "softmax" in self.nodes[user].function:
+                    return True
+                if self.nodes[user].op in ("same", "scale", "add") and user not in seen:
+                    todo.append(user)
+        return False
+
+    def _join(self, index: int, skip: _Walk, second: int, exact: bool = False) -> bool:
+        """Whether this addition is of two states of one stream; where one connection lies between: its skip, again."""
+        if skip.node >= second or not (self._is_stream(second, skip.node, exact) or self._is_resampled(second)):
+            return False
+        self.joined[index] = second
+        later = self.back(second)
+        known = self.known.get(later.node)
+        if (
+            known
+            and known.skip == skip.node
+            and not known.on_skip
+            and skip.scale + later.scale * known.skip_scale > 1.5
+        ):
+            self.known[later.node] = replace(known, skip_twice=True)
+        return True
+
+    def _is_resampled(self, index: int) -> bool:
+        """Whether a node is a stream made shorter or longer."""
+        at, resampled = self.back(index, through_norms=True).node, False
+        while self.nodes[at].function.startswith(RESAMPLING) and not self.nodes[at].weights:
+            at, resampled = self.back(max(self.nodes[at].inputs), through_norms=True).node, True
+        return resampled and at in self.known
+
+    def _is_stream(self, index: int, source: int, exact: bool = False) -> bool:
+        """Whether a node is a later state of the stream that passes `source`, rather than the output of a sublayer.
+
+        exact   the source is itself a state of the stream
+        """
         at, hops = self.back(index, through_norms=True).node, 0
         while at > source:
             if at in self.known:
                 at, hops = self.stream[at], hops + 1
+                if at == source:
+                    return True
             elif self.nodes[at].op == "add":
                 at = min(self.nodes[at].inputs)
             else:
                 return False
             at = self.back(at, through_norms=True).node
-        return hops > 0
+        return hops > 0 and (at == source or not exact)
+
+    def _base(self, path: set[int], source: int, second: int) -> tuple[int, str]:
+        """Where a branch starts; the connection it leaps over where that is behind the start of its skip."""
+        inner = [i for i in path if i in self.known and self._is_stream(i, source)]
+        if len(inner) != 1 or self.known[inner[0]].skip != source or self._reaches(source, second, inner[0]):
+            return source, ""
+        base, known = inner[0], self.known[inner[0]]
+        own = self.path(base, second)
+        if not self._has_matrix(own) or any(self.nodes[i].function.startswith("conv") for i in own):
+            return source, ""
+        norms = [i for i in self.users.get(base, []) if self.nodes[i].op == "norm"]
+        return (base if known.before or not norms else norms[0]), known.where or known.weights[-1]
+
+    def _reaches(self, source: int, target: int, without: int) -> bool:
+        """Whether there is a way from source to target past a node."""
+        todo, seen = [target], {without}
+        while todo:
+            at = todo.pop()
+            if at == source:
+                return True
+            if at not in seen and at > source:
+                seen.add(at)
+                todo.extend(self.nodes[at].inputs)
+        return False
 
     def _drop_within(self, path: set[int], source: int) -> None:
         """Connections inside a branch (an adapter, a gate) are no sublayers of their own."""
@@ -138,7 +235,9 @@ class _Reader:
             del self.known[index]
 
     def _has_matrix(self, path: set[int]) -> bool:
-        return any(self.nodes[i].op == "product" and self.nodes[i].weights for i in path)
+        """Or Fourier's, which needs no weights."""
+        products = (self.nodes[i] for i in path if self.nodes[i].op == "product")
+        return any(node.weights or node.function.startswith("fft") for node in products)
 
     def _nearest(self, first: int, path: set[int]) -> _Walk:
         """Back along the skip to the last node that the branch also starts from."""
@@ -150,40 +249,94 @@ class _Reader:
             walk.step(node)
         return walk
 
-    def _described(self, index: int, skip: _Walk, branch: int, path: set[int], branch_is_second: bool) -> Connection:
+    def _described(self, index: int, start: int, skip: _Walk, branch: int, path: set[int]) -> Connection:
         node = self.nodes[index]
         last = self.back(branch, through_norms=True)
         products = {i for i in path if self.nodes[i].op == "product" and self.nodes[i].weights}
         norms = {i for i in path if self.nodes[i].op == "norm"}
-        early = {i for i in norms if not (self.path(skip.node, i) & products)}
+        early = {i for i in norms if not (self.path(start, i) & products)}
         late = set(last.norms)
         weights = [w for i in sorted(products) for w in self.nodes[i].weights if len(self.graph.shapes[w]) >= 2]
         # Attention multiplies what the stream gives by what the stream gives, or another one
         mixing = [i for i in path if self._mixes(i)]
-        own = path | {skip.node}
+        own = path | {start}
         crosses = not any(own.issuperset(self.nodes[i].inputs) for i in mixing)
-        factor = node.factor
+        factors = (node.first, node.factor) if branch == node.inputs[1] else (node.factor, node.first)
+        queries, values = self._queries_and_values(mixing)
         return Connection(
             add=index,
-            skip=skip.node,
+            skip=start,
             branch=branch,
-            where=node.module,
+            where=node.module or (_module_of(weights[-1]) if weights else ""),
             sublayer="feed-forward" if not mixing else "cross-attention" if crosses else "attention",
             weights=tuple(dict.fromkeys(weights)),
             dim=node.shape[-1],
             norm_nodes=tuple(sorted(norms)),
+            stream_norms=tuple(sorted(early | late)),
             norm_gains=(),
             before=self._deepest(early),
             within=len(self._before_last_matrix(last.node, path) & (norms - early - late)),
             after_branch=len(late - early),
             after_add=0,
             on_skip=len(skip.norms),
-            skip_scale=skip.scale * (1.0 if branch_is_second else factor),
-            branch_scale=last.scale * (factor if branch_is_second else 1.0),
-            skip_detached=skip.detached,
+            skip_scale=skip.scale * factors[0],
+            branch_scale=last.scale * factors[1],
+            skip_detached=skip.detached or (skip.cut and node.graded),
+            branch_detached=self._detached(start, branch) and node.graded,
+            skip_dropped=skip.dropped,
+            skip_twice=skip.twice,
             skip_learned=skip.learned,
             branch_learned=last.learned,
+            queries=queries,
+            values=values,
         )
+
+    def _detached(self, start: int, branch: int) -> bool:
+        walk = self.back(branch)
+        lost = self.nodes[start].requires and not self.nodes[branch].requires
+        return lost or walk.detached
+
+    def _queries_and_values(self, mixing: list[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The matrices that make queries and keys, and those that make values; one that makes all is in both."""
+        queries: list[str] = []
+        values: list[str] = []
+        for index in mixing:
+            inputs = self.nodes[index].inputs
+            if self.nodes[index].weights:  # torch.nn's, which holds them all
+                packed = [w for w in self.nodes[index].weights if self._is_packed(w)]
+                queries, values = queries + packed, values + packed
+            elif self.nodes[index].function in ATTENTION:
+                queries += [w for i in inputs[: max(1, len(inputs) - 1)] for w in self._made_by(i)]
+                values += self._made_by(inputs[-1])
+            else:  # scores, or what they weigh
+                weighed = [i for i in inputs if not self._is_softmax(i)]
+                (values if len(weighed) < len(inputs) else queries).extend(w for i in weighed for w in self._made_by(i))
+        return tuple(dict.fromkeys(queries)), tuple(dict.fromkeys(values))
+
+    def _is_packed(self, weight: str) -> bool:
+        shape = self.graph.shapes[weight]
+        return len(shape) == 2 and shape[0] == 3 * shape[1]
+
+    def _made_by(self, index: int) -> list[str]:
+        """The matrix nearest behind a node, past what does not mix."""
+        for _ in range(20):
+            node = self.nodes[index]
+            if node.op == "product":
+                return [w for w in node.weights if len(self.graph.shapes[w]) >= 2]
+            if not node.inputs:
+                return []
+            index = node.inputs[0]
+        return []
+
+    def _is_softmax(self, index: int) -> bool:
+        for _ in range(8):
+            node = self.nodes[index]
+            if "softmax" in node.function:
+                return True
+            if node.op == "product" or not node.inputs:
+                return False
+            index = node.inputs[0]
+        return False
 
     def _mixes(self, index: int) -> bool:
         node = self.nodes[index]
@@ -220,7 +373,18 @@ class _Reader:
             if previous >= 0:
                 after.setdefault(previous, walk.norms)
             normed = previous < 0 and bool(self.back(c.skip, through_norms=True).norms)
-            linked.append(replace(c, previous=previous, bare_weights=tuple(bare), enters_normed=normed))
+            scale = 1.0 if previous < 0 or walk.learned or not walk.norms else walk.scale
+            drowned = self._drowned(self.stream[c.add]) if previous < 0 else 0.0
+            linked.append(
+                replace(
+                    c,
+                    previous=previous,
+                    bare_weights=tuple(bare),
+                    enters_normed=normed,
+                    rescaled=scale,
+                    drowned=drowned,
+                )
+            )
         results: list[Connection] = []
         followed = {c.previous for c in linked}
         for c in linked:
@@ -234,13 +398,39 @@ class _Reader:
             nodes = (*c.norm_nodes, *sorted(norms))
             gains = tuple((self.back(self.nodes[i].inputs[0]).node, w) for i in nodes for w in self.nodes[i].weights)
             final = len(norms) - count
-            results.append(
-                replace(c, after_add=count, last=last, final=final, closed=closed, norm_nodes=nodes, norm_gains=gains)
-            )
+            own = replace(c, after_add=count, last=last, final=final, closed=closed, norm_nodes=nodes, norm_gains=gains)
+            largest = max((self.nodes[i].epsilon for i in nodes), default=0.0)
+            results.append(replace(own, epsilon=largest, wrong_axes=self._wrong_axes(own, (*c.stream_norms, *norms))))
         for c in reversed(results):  # branches side by side, norm(x + f(x) + g(x)): the norm is of all of them
             if c.previous >= 0 and c.skip < results[c.previous].add:
                 results[c.previous] = replace(results[c.previous], after_add=c.after_add)
         return results
+
+    def _wrong_axes(self, c: Connection, norms: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes of a norm of the whole stream that is not over the axis its matrices multiply."""
+        if any(len(self.graph.shapes[w]) != 2 for w in c.weights):
+            return ()  # convolutions have their features elsewhere
+        stream = self.nodes[c.add].shape
+        for i in norms:
+            node = self.nodes[i]
+            places = [axis - len(node.shape) for axis, size in enumerate(node.shape) if size == c.dim]
+            if not node.axes or math.prod(node.shape) != math.prod(stream) or not places:
+                continue
+            feature = -1 if -1 in places else places[0]
+            if node.axes != (feature,) and (-1 in places or len(places) == 1):
+                return node.axes
+        return ()
+
+    def _drowned(self, index: int) -> float:
+        """How much larger constant positions are than the embedding they are added to."""
+        most, scale, dim = 0.0, 1.0, self.nodes[index].shape[-1]
+        while self.nodes[index].op in ("same", "scale", "norm"):
+            node = self.nodes[index]
+            most = max(most, node.drowned)
+            scale *= node.factor if node.op == "scale" else 1.0
+            index = node.inputs[0]
+        forgotten = self.nodes[index].op == "embedding" and scale < 0.9 * dim**0.5
+        return most if forgotten else 0.0
 
     def _alike(self, c: Connection, results: list[Connection]) -> Connection | None:
         """The nearest connection before it with the same norms of its own, of the same kind of sublayer if there is."""
@@ -256,12 +446,17 @@ class _Reader:
         """Back along the stream through matrices that no residual connection joins, to a connection of that width."""
         weights: list[str] = []
         norms: list[int] = []
-        stage = False
+        stage, tokens = False, self._count(index)
         for _ in range(60):
             walk = self.back(index, through_norms=True)
             norms += walk.norms
             if walk.node in by_add:
-                if weights and not stage and self.nodes[walk.node].shape[-1] == dim:
+                if (
+                    weights
+                    and not stage
+                    and self.nodes[walk.node].shape[-1] == dim
+                    and tokens == self._count(walk.node)
+                ):
                     return by_add[walk.node], weights, []
                 self.staged.add(walk.node)
                 break
@@ -274,6 +469,10 @@ class _Reader:
             weights += [w for w in node.weights if node.op == "product" and len(self.graph.shapes[w]) >= 2]
             index = max(node.inputs)
         return -1, [], []
+
+    def _count(self, index: int) -> float:
+        """Of tokens."""
+        return math.prod(self.nodes[index].shape[:-1])
 
     def _closing(self, index: int) -> tuple[list[int], bool]:
         """Norms behind the last addition of a stack; whether everything that reads the stream reads it normalised."""
@@ -297,7 +496,7 @@ class _Reader:
                     todo.append(user)
                 elif node.op != "part":
                     closed = False
-        return sorted(set(norms)), (closed and bool(norms)) or index in self.staged
+        return sorted(set(norms)), (closed and bool(norms)) or index in self.staged | self.enclosed
 
     def _chain(self, index: int) -> list[int]:
         """Norms that follow a norm directly."""
@@ -310,6 +509,59 @@ class _Reader:
                 if self.nodes[user].op in ("norm", "same", "scale"):
                     todo.append(user)
         return norms
+
+
+class Ends:
+    """Sublayers at the ends of a stack to which nothing is added: built of matrices named as those of its branches."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self.reader = reader
+
+    def of(self, stacked: list[Connection]) -> list[Connection]:
+        enclosed = {w for c in stacked for w in (*c.weights, *c.bare_weights, *c.queries, *c.values)}
+        loose = {
+            w: i
+            for i, node in enumerate(self.reader.nodes)
+            for w in (node.weights if node.op == "product" else ())
+            if w not in enclosed and len(self.reader.graph.shapes[w]) == 2
+        }
+        results = list(stacked)
+        for stack in dict.fromkeys(c.stack for c in stacked) if loose else ():
+            members = [c for c in stacked if c.stack == stack]
+            for at_end, c in ((False, members[0]), (True, members[-1])):
+                weight = self._unadded(members, c, at_end, loose)
+                if weight and not results[c.position].unadded:
+                    results[c.position] = replace(results[c.position], unadded=weight)
+        return results
+
+    def _unadded(self, members: list[Connection], end: Connection, after: bool, loose: dict[str, int]) -> str:
+        """The last matrix of such a sublayer, before the first connection of a stack or after its last."""
+        for c in members:
+            wanted = {_pattern(w) for w in c.weights}
+            alike = {w: i for w, i in loose.items() if _pattern(w) in wanted and self._beside(i, end, after)}
+            if len(wanted) > 1 and {_pattern(w) for w in alike} == wanted:
+                return max(alike, key=lambda w: alike[w])
+        return ""
+
+    def _beside(self, index: int, end: Connection, after: bool) -> bool:
+        reader = self.reader
+        stream = reader.nodes[end.add].shape
+        if reader.nodes[index].shape[:-1] != stream[:-1]:
+            return False
+        if after:
+            return index > end.add and bool(reader.path(end.add, index))
+        start = reader.stream[end.add]
+        return index < end.add and (
+            index == start or bool(reader.path(index, start)) or index in reader.nodes[start].inputs
+        )
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _module_of(weight: str) -> str:
+    return weight.rpartition(".")[0] or weight
 
 
 def _stacks(linked: list[Connection]) -> list[Connection]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from leadline.diagnose.faults import Size
-from leadline.diagnose.norms import find_norms
+from leadline.diagnose.norms import Norm, find_norms
 from leadline.diagnose.stream import Reader, evaluated
 
 NORM_FUNCTIONS = {"layer_norm", "rms_norm", "native_layer_norm", "group_norm", "normalize"}
@@ -32,8 +32,11 @@ ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 MULTIPLICATIONS = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
 DIVISIONS = {"div", "div_", "divide", "__truediv__", "__itruediv__"}
 SUBTRACTIONS = {"sub", "sub_", "subtract", "__sub__", "__isub__"}
+FROM_ONE = {"rsub", "__rsub__"}  # 1 − x
+DROPOUTS = {"dropout", "dropout_", "feature_dropout", "alpha_dropout"}
+ROOTS = {"sqrt", "sqrt_", "rsqrt", "rsqrt_", "norm", "std", "std_mean", "vector_norm", "linalg_vector_norm", "pow"}
 # Properties are torch functions as well, all of the name __get__
-PROPERTIES = {getattr(torch.Tensor, name).__get__: "transpose" for name in ("T", "mT", "H", "mH")}
+PROPERTIES = {getattr(torch.Tensor, name).__get__: "transpose" for name in ("T", "mT", "H", "mH", "real")}
 PROPERTIES[getattr(torch.Tensor, "data").__get__] = "detach"  # noqa: B009 (mypy takes it for a tensor)
 SAME_VALUES = {
     "dropout", "dropout_", "feature_dropout", "alpha_dropout", "to", "type", "type_as", "float", "half", "bfloat16",
@@ -55,9 +58,18 @@ class Node:
     module: str  # the innermost module that was running
     weights: tuple[str, ...] = ()  # names of the parameters it uses
     factor: float = 1.0  # "scale": by what; "add": by what the second operand is multiplied; "norm": to which size
+    first: float = 1.0  # "add": by what the first operand is multiplied
     learned: str = ""  # "scale": the parameter it multiplies by
     function: str = ""
     centred: bool = False  # "norm": the mean is taken off
+    axes: tuple[int, ...] = ()  # "norm": over which, counted from the last; none: not known
+    epsilon: float = 0.0  # "norm": added to the mean square
+    constant: float = 0.0  # a number that is added
+    drowned: float = 0.0  # a constant tensor is added: its size over the stream's
+    dropped: float = 0.0  # dropout's probability
+    graded: bool = True  # gradients were recorded
+    requires: bool = False  # a gradient flows into it
+    cut: bool = False  # and none flows on to what it is made of
 
 
 @dataclass
@@ -106,11 +118,17 @@ class Recorder(TorchFunctionMode):
         before = [(t, self.node_of.get(id(t))) for t in tensors_in([args, kwargs])] if not self.paused else []
         name = PROPERTIES.get(func, getattr(func, "__name__", str(func)))
         given = [t for t, index in before if index is not None]
+        required = any(t.requires_grad for t in given)
         if self.keep and name.endswith("_") and not name.endswith("__"):  # in place: what was given is overwritten
             given = [t.detach().clone() for t in given]
         result = func(*args, **kwargs)
         if not self.paused:
+            if name in DROPOUTS and args and result is args[0]:
+                result = result.view_as(result)  # a tensor of its own, though nothing is dropped
+            count = len(self.graph.nodes)
             self._note(name, before, given, args, kwargs, result)
+            for node in self.graph.nodes[count:]:
+                _mark(node, required, list(tensors_in(result)))
         return result
 
     def _note(
@@ -134,6 +152,8 @@ class Recorder(TorchFunctionMode):
             return
         if not inputs and not weights:
             return  # masks, positions: constants
+        if self._fused(name, before, operands, args, kwargs, results):
+            return
         node = self._node(name, before, inputs, weights, args, kwargs, results[0])
         if node.op == "norm":  # x · g(x): x first
             operands.sort(key=lambda t: -t.numel())
@@ -165,11 +185,14 @@ class Recorder(TorchFunctionMode):
         if name in NORM_FUNCTIONS:
             node.op, node.inputs, node.centred = "norm", inputs[:1], name in ("layer_norm", "native_layer_norm")
             node.factor = _size(result) if name == "normalize" else 1.0
-        elif name in PRODUCTS and (weights or len(inputs) > 1):
+            node.axes, node.epsilon = _of_norm(name, args, kwargs, result.ndim)
+        elif (name in PRODUCTS and (weights or len(inputs) > 1)) or name.startswith("fft_"):
             node.op = "product"
-        elif name in ADDITIONS and len(streams) == 2 and streams[0][0].numel() == streams[1][0].numel():
-            node.op, node.inputs = "add", (streams[0][1], streams[1][1])
-            node.factor = float(kwargs.get("alpha", 1.0))
+        elif name in ADDITIONS | SUBTRACTIONS and len(streams) == 2 and _alike(streams):
+            sign = float(kwargs.get("alpha", 1.0)) * (-1 if name in SUBTRACTIONS else 1)
+            node.op, node.inputs, node.factor = "add", (streams[0][1], streams[1][1]), sign
+            if streams[0][1] == streams[1][1]:
+                node.op, node.inputs, node.factor = "scale", node.inputs[:1], 1 + sign
         elif name in MULTIPLICATIONS | DIVISIONS:
             self._multiplication(node, name, before, streams, args, result)
         elif name.endswith("_as") and name in SAME_VALUES:
@@ -178,25 +201,93 @@ class Recorder(TorchFunctionMode):
             node.op, node.inputs = "same", (max(values),)
         elif len(values) == 1 and (name in SAME_VALUES or name in ADDITIONS):  # a bias, a constant, a mask
             node.op, node.inputs = "same", values
+            if name in ADDITIONS:
+                _constant(node, before, args)
+            elif name in DROPOUTS:
+                node.dropped = float(kwargs.get("p", args[1] if len(args) > 1 else 0.5))
         return node
+
+    def _fused(
+        self, name: str, before: list[tuple[Tensor, int | None]], operands: list[Tensor], args: Any, kwargs: Any,
+        results: Sequence[Tensor],
+    ) -> bool:  # fmt: skip
+        """Functions that add among other things: written down as what they do, one after another."""
+        index = {id(t): i for t, i in before if i is not None}
+        x = args[0] if args and isinstance(args[0], Tensor) else None
+        if x is None or id(x) not in index:
+            return False
+        at, shape, module = index[id(x)], tuple(results[0].shape), self.modules[-1]
+        if name == "lerp" and len(args) > 1 and id(args[1]) in index and _alike([(x, 0), (args[1], 0)]):
+            weight = args[2] if len(args) > 2 else kwargs.get("weight")
+            part = float(weight) if isinstance(weight, numbers.Real) else 0.0
+            learned = ", ".join(self.weights_of(weight)) if isinstance(weight, Tensor) else ""
+            first = 1 - part if part else 1.0
+            node = Node("add", (at, index[id(args[1])]), shape, module, (), part or 1.0, first, learned, name)
+            self._added(node, [x, args[1]], results)
+            return True
+        if name == "addcmul" and len(args) > 2 and _alike([(x, 0), (results[0], 0)]):
+            given = [(t, index.get(id(t))) for t in args[1:3]]
+            sources = tuple(i for _, i in given if i is not None)
+            if not sources:
+                return False
+            learned = ", ".join(w for t, i in given if i is None for w in self.weights_of(t))
+            factor = float(kwargs.get("value", 1.0))
+            if len(sources) == 1:
+                other = next(t for t, i in given if i is None)
+                factor *= float(other.detach().float().pow(2).mean().sqrt()) if other.numel() else 1.0
+            product = args[1] * args[2] * kwargs.get("value", 1.0)
+            scale = Node("scale" if len(sources) == 1 else "other", sources, shape, module, (), factor, learned=learned)
+            at_scale = self._add(scale, [])
+            self._added(Node("add", (at, at_scale), shape, module, function=name), [x, product], results)
+            return True
+        if name in ("addmm", "baddbmm", "addbmm") and x.shape == results[0].shape and len(operands) > 1:
+            weights = tuple(dict.fromkeys(w for t in args[1:3] for w in self.weights_of(t)))
+            sources = tuple(index[id(t)] for t in args[1:3] if id(t) in index)
+            at_product = self._add(Node("product", sources, shape, module, weights, function=name), [])
+            self._added(Node("add", (at, at_product), shape, module, function=name), [x, results[0] - x], results)
+            return True
+        return name == "sum" and self._summed(x, at, args, kwargs, results)
+
+    def _summed(self, x: Tensor, at: int, args: Any, kwargs: Any, results: Sequence[Tensor]) -> bool:
+        """torch.stack([x, y]).sum(0) is x + y."""
+        stacked = self.graph.nodes[at]
+        dims = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
+        dim = dims[0] if isinstance(dims, list | tuple) and len(dims) == 1 else dims
+        if stacked.function != "stack" or not isinstance(dim, int) or len(stacked.inputs) != x.shape[dim]:
+            return False
+        if results[0].shape != x.select(dim, 0).shape or self.graph.nodes[stacked.inputs[0]].shape != results[0].shape:
+            return False
+        parts, total, before = x.unbind(dim), x.select(dim, 0), stacked.inputs[0]
+        for number, (part, source) in enumerate(zip(parts[1:], stacked.inputs[1:], strict=True), 2):
+            added = total + part
+            node = Node("add", (before, source), stacked.shape[1:], self.modules[-1], function="sum")
+            node.shape = tuple(results[0].shape)
+            self._added(node, [total, part], results if number == len(parts) else [added])
+            total, before = added, len(self.graph.nodes) - 1
+        return True
+
+    def _added(self, node: Node, operands: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        index = self._add(node, results)
+        if self.keep:
+            self.keep(index, "add", operands, results[0])
 
     def _multiplication(self, node: Node, name: str, before: Any, streams: Any, args: Any, result: Tensor) -> None:
         if len(streams) == 2:
             (left, a), (right, b) = streams
-            if (
-                left.ndim
-                and right.ndim
-                and left.shape[-1] != right.shape[-1]
-                and 1 in (left.shape[-1], right.shape[-1])
-            ):
-                # x · g(x) with one g a token, g made of x without a weight: a normalisation written out
-                value, size = (a, b) if right.shape[-1] == 1 else (b, a)
-                value, centred = _behind(self.graph, value)
-                parts = _made_of(self.graph, size, value)
-                if parts:
-                    node.op, node.inputs, node.centred, node.factor = "norm", (value,), bool(centred), _size(result)
-                    for part in (self.graph.nodes[i] for i in parts | centred if self.graph.nodes[i].op == "other"):
-                        part.op = "part"
+            # x · g(x) with one g a token, g made of x without a weight: a normalisation written out
+            value, size = (a, b) if right.numel() < left.numel() else (b, a)
+            axes = _reduced(*((left, right) if value == a else (right, left)))
+            value, centred = _behind(self.graph, value)
+            parts = _made_of(self.graph, size, value) if axes else set()
+            if axes != (-1,) and not any(self.graph.nodes[i].function in ROOTS for i in parts):
+                parts = set()
+            if parts:
+                node.op, node.inputs, node.centred, node.factor = "norm", (value,), bool(centred), _size(result)
+                node.axes, node.epsilon = axes, max(self.graph.nodes[i].constant for i in parts)
+                for part in (self.graph.nodes[i] for i in parts | centred if self.graph.nodes[i].op == "other"):
+                    part.op = "part"
+            elif _alike(streams):
+                self._gated(node, a, b)
             return
         if len(streams) != 1:
             return
@@ -211,6 +302,65 @@ class Recorder(TorchFunctionMode):
                 return
             factors = [size]
         node.factor = math.prod(factors) if name in MULTIPLICATIONS else 1 / (math.prod(factors) or 1.0)
+
+    def _gated(self, node: Node, a: int, b: int) -> None:
+        """h · σ(g): what is let through; a gate made of the value itself is an activation."""
+        for value, gate in ((a, b), (b, a)):
+            at = gate
+            while (
+                self.graph.nodes[at].op in ("same", "scale") or self.graph.nodes[at].function in SUBTRACTIONS | FROM_ONE
+            ):
+                at = self.graph.nodes[at].inputs[0]
+            if self.graph.nodes[at].function.startswith("sigmoid") and not _made_of(self.graph, at, value):
+                node.op, node.inputs, node.function = "same", (value, gate), "gate"
+                return
+
+
+def _mark(node: Node, required: bool, results: Sequence[Tensor]) -> None:
+    """Whether gradients flow through it."""
+    node.graded = torch.is_grad_enabled()
+    node.requires = any(t.requires_grad for t in results)
+    node.cut = required and not node.requires and any(t.is_floating_point() for t in results)
+
+
+def _alike(streams: Sequence[tuple[Tensor, Any]]) -> bool:
+    return streams[0][0].numel() == streams[1][0].numel()
+
+
+def _reduced(value: Tensor, size: Tensor) -> tuple[int, ...]:
+    """The axes over which there is one size, counted from the last; none: the one is not a size of the other."""
+    if value.ndim != size.ndim or not value.ndim:
+        return ()
+    if any(s not in (v, 1) for v, s in zip(value.shape, size.shape, strict=True)):
+        return ()
+    return tuple(i for i in range(-value.ndim, 0) if size.shape[i] == 1 and value.shape[i] > 1)
+
+
+def _of_norm(name: str, args: Any, kwargs: Any, ndim: int) -> tuple[tuple[int, ...], float]:
+    """Axes and ε of a function that normalises."""
+    if name == "normalize":
+        dim = kwargs.get("dim", args[2] if len(args) > 2 else 1)
+        dims = dim if isinstance(dim, list | tuple) else (dim,)
+        return tuple(d if d < 0 else d - ndim for d in dims), 0.0
+    if name == "group_norm":
+        return (), 0.0
+    shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else (1,))
+    at = 3 if name == "rms_norm" else 4
+    epsilon = kwargs.get("eps", args[at] if len(args) > at else None)
+    count = len(shape) if isinstance(shape, list | tuple) else 1
+    return tuple(range(-count, 0)), float(epsilon) if isinstance(epsilon, numbers.Real) else 0.0
+
+
+def _constant(node: Node, before: Sequence[tuple[Tensor, int | None]], args: Any) -> None:
+    """Of x + a number, the number; of x + a constant tensor, how much larger than x that is."""
+    node.constant = max([abs(float(a)) for a in args if isinstance(a, numbers.Real)], default=0.0)
+    stream = next(t for t, index in before if index is not None)
+    others = [t for t, index in before if index is None and t.is_floating_point()]
+    if others and others[0].numel() == 1:
+        node.constant = abs(float(others[0]))
+    elif others and others[0].shape[-1] == stream.shape[-1] and stream.numel():
+        sizes = [float(t.detach().float().pow(2).mean().sqrt()) for t in (others[0], stream)]
+        node.drowned = sizes[0] / sizes[1] if sizes[1] and math.isfinite(sizes[0]) else 0.0
 
 
 def _size(x: Tensor) -> float:
@@ -249,7 +399,7 @@ def _made_of(graph: Graph, index: int, source: int) -> set[int]:
 @contextlib.contextmanager
 def recording(
     model: nn.Module,
-    norms: dict[nn.Module, bool],
+    norms: dict[nn.Module, Norm],
     keep: Callable[[int, str, Sequence[Tensor], Tensor], None] | None = None,
 ) -> Iterator[Recorder]:
     """Within it, every operation of the model is written to `recorder.graph`."""
@@ -275,9 +425,11 @@ def recording(
                 weights = tuple(recorder.names[id(p)] for p in module.parameters() if id(p) in recorder.names)
                 node = Node(
                     "norm", (recorder.node_of[id(x)],), tuple(x.shape), module_names[module], weights,
-                    function=type(module).__name__, centred=norms[module],
+                    function=type(module).__name__, centred=norms[module].centred, axes=norms[module].axes,
+                    epsilon=norms[module].epsilon,
                 )  # fmt: skip
                 index = recorder._add(node, [output])
+                _mark(node, x.requires_grad, [output])
                 if keep:
                     recorder.paused += 1  # what it computes is not the model's
                     keep(index, "norm", [x], output)
@@ -306,10 +458,10 @@ def _inputs(recorder: Recorder, args: Any, kwargs: Any) -> None:
             recorder._add(Node("input", (), tuple(t.shape), ""), [t])
 
 
-def trace(model: nn.Module, run: Callable[[], Any]) -> tuple[Graph, dict[nn.Module, bool], Any]:
+def trace(model: nn.Module, run: Callable[[], Any]) -> tuple[Graph, dict[nn.Module, Norm], Any]:
     """The graph of one run of the model, the norms it holds, and what the run returned."""
     norms = find_norms(model, run)
-    with recording(model, norms) as recorder:
+    with recording(model, norms) as recorder, torch.enable_grad():  # to see where they are cut off
         result = run()
         for t in tensors_in(result):
             if id(t) in recorder.node_of:
@@ -327,5 +479,8 @@ def sizes(model: nn.Module) -> dict[str, Size]:
         bias_std = float(bias.detach().float().pow(2).mean().sqrt()) if isinstance(bias, nn.Parameter) else None
         for p in module.parameters(recurse=False):
             if p.ndim == 2 and p.numel():
-                spreads[names[id(p)]] = Size(tuple(p.shape), float(p.detach().float().std(correction=0)), bias_std)
+                values = p.detach().float()
+                thirds = values.chunk(3) if p.shape[0] == 3 * p.shape[1] else ()
+                parts = tuple(float(third.std(correction=0)) for third in thirds)
+                spreads[names[id(p)]] = Size(tuple(p.shape), float(values.std(correction=0)), bias_std, parts)
     return spreads

@@ -319,6 +319,84 @@ hugging(
 )
 
 
+HEARD = {
+    "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "conv_dim": [32] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
+}  # fmt: skip
+SOUND = torch.randn(2, 4000, generator=torch.Generator().manual_seed(1))
+
+
+def hearing(model: str, config: str, **options: Any) -> Built:
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+    built = getattr(transformers, model)(getattr(transformers, config)(**HEARD | options))
+    return built, lambda: built(SOUND)
+
+
+for _name, _options, _stack in (
+    ("Wav2Vec2", {}, post("AFAF", "encoder.layers")),
+    ("Hubert", {}, post("AFAF", "encoder.layers")),
+    ("WavLM", {}, post("AFAF", "encoder.layers")),
+    ("Wav2Vec2", {"do_stable_layer_norm": True, "feat_extract_norm": "layer"}, pre("AFAF", "encoder.layers")),
+):
+    enter(
+        f"transformers {_name} {_stack.placement}",
+        functools.partial(hearing, f"{_name}Model", f"{_name}Config", **_options),  # type: ignore[arg-type]
+        _stack,
+    )
+enter(  # every layer of a Conformer ends in a norm
+    "transformers Wav2Vec2 Conformer",
+    functools.partial(hearing, "Wav2Vec2ConformerModel", "Wav2Vec2ConformerConfig"),
+    Stack("FAFFFAFF", "Pre-LN/Pre-LN and Post-LN", 2, "encoder.layers", branch=math.nan),
+)
+hugging(
+    "FNet",
+    "FNetModel",
+    "FNetConfig",
+    {**SMALL, "max_position_embeddings": 40, "tpu_short_seq_length": 7},
+    post("AFAF", "encoder.layer"),
+)
+FUNNEL = {"vocab_size": 60, "block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64}
+hugging(
+    "Funnel",
+    "FunnelModel",
+    "FunnelConfig",
+    FUNNEL,
+    post("AF", "encoder.blocks.0.0"),
+    post("CF", "encoder.blocks.1.0"),
+    post("AFAF", "decoder.layers"),
+)
+hugging("MPNet", "MPNetModel", "MPNetConfig", {**SMALL, "max_position_embeddings": 40}, post("AFAF", "encoder.layer"))
+for _kind in ("local", "transient-global"):
+    hugging(
+        f"LongT5 {_kind}",
+        "LongT5ForConditionalGeneration",
+        "LongT5Config",
+        {**T5, "local_radius": 4, "encoder_attention_type": _kind, "global_block_size": 4},
+        pre("AFAFAF", "encoder.block"),
+        pre("ACFACF", "decoder.block"),
+        **labels,
+    )
+STAGES = {"hidden_sizes": [16, 32], "depths": [2, 2], "num_stages": 2, "image_size": 32, "patch_size": 4}
+for _name, _placement, _scale in (("ConvNext", "ReZero", 0.0), ("ConvNextV2", "no norm", 1.0)):
+    hugging(
+        _name,
+        f"{_name}Model",
+        f"{_name}Config",
+        STAGES,
+        *(Stack("FF", _placement, 1, f"encoder.stages.{i}.layers", branch=_scale) for i in (0, 1)),
+        pixel_values=PIXELS,
+    )
+hugging(
+    "ResNet",
+    "ResNetModel",
+    "ResNetConfig",
+    {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [2, 2], "layer_type": "basic"},
+    *(Stack("F", "no norm", 0, f"encoder.stages.{i}.layers.{j}", closed=i == 0) for i, j in ((0, 0), (0, 1), (1, 1))),
+    pixel_values=PIXELS,
+)
+
+
 # x-transformers, timm, torchscale
 
 
@@ -380,6 +458,22 @@ enter("timm ResPostBlock", functools.partial(vision, "ResPostBlock"), Stack("AFA
 enter("timm ParallelBlock", functools.partial(vision, "ParallelBlock"), pre("AFAF", "blocks"))
 enter("timm mean pooling", functools.partial(vision, global_pool="avg"), pre("AFAF", "blocks"))
 enter("timm drop path", functools.partial(vision, drop_path_rate=0.3), pre("AFAF", "blocks"))
+
+
+def cait() -> Built:
+    timm = pytest.importorskip("timm.models.cait")
+    model = timm.Cait(
+        img_size=32, patch_size=8, embed_dim=48, num_heads=4, depth=2, depth_token_only=2, init_values=0.5
+    )
+    return model, lambda: model(PIXELS)
+
+
+enter(  # the class token is a parameter and no stream until something is added to it
+    "timm CaiT",
+    cait,
+    replace(pre("AFAF", "blocks", 3), branch=0.5),
+    replace(pre("FAF", "blocks_token_only"), branch=0.5),
+)
 
 
 def scale(decoder: bool = False, **options: Any) -> Built:
@@ -452,7 +546,11 @@ def arch(forward: Callable[[Arch, Tensor], Tensor], closes: bool = True) -> Buil
 
 def written(layout: str, placement: str, final: int = 1, **more: Any) -> Any:
     def decorate(function: Callable[[Arch, Tensor], Tensor]) -> Callable[[Arch, Tensor], Tensor]:
-        enter(function.__name__, lambda: arch(function, bool(final)), Stack(layout, placement, final, "stack", **more))
+        enter(
+            function.__name__,
+            lambda: arch(function, bool(final)),
+            Stack(layout, placement, final, **{"name": "stack"} | more),
+        )
         return function
 
     return decorate
@@ -503,7 +601,7 @@ def parallel_branches_post(m: Arch, x: Tensor) -> Tensor:
     return x
 
 
-@written("AA", "Pre-LN")
+@written("AA", "Pre-LN", name="f")
 def parallel_branches_in_brackets(m: Arch, x: Tensor) -> Tensor:
     for a, f, n, _, _, _ in m.each():
         y = n[0](x)
@@ -511,7 +609,7 @@ def parallel_branches_in_brackets(m: Arch, x: Tensor) -> Tensor:
     return x
 
 
-@written("AFAF", "Pre-LN")
+@written("AFAF", "Pre-LN", name="down")
 def adapters(m: Arch, x: Tensor) -> Tensor:
     for a, f, n, _, down, _ in m.each():
         y = a(n[0](x))
@@ -639,6 +737,76 @@ def relative_keys(m: Arch, x: Tensor) -> Tensor:
         weights = ((a.q(y) @ a.k(y).mT) + a.q(y) @ distance.mT).softmax(-1)
         x = x + a.o(weights @ a.v(y))
         x = x + f(n[1](x))
+    return x
+
+
+# Additions that are not written x + y
+
+
+@written("AFAF", "Post-LN", 0, branch=-1.0)
+def subtracted(m: Arch, x: Tensor) -> Tensor:
+    for a, f, n, _, _, _ in m.each():
+        x = n[0](x - a(x))
+        x = n[1](torch.sub(x, f(x)))
+    return x
+
+
+@written("AFAF", "Pre-LN", 1, alpha=0.75, branch=0.25)
+def interpolated(m: Arch, x: Tensor) -> Tensor:
+    for a, f, n, _, _, _ in m.each():
+        x = torch.lerp(x, a(n[0](x)), 0.25)
+        x = x.lerp(f(n[1](x)), 0.25)
+    return x
+
+
+@written("AFAF", "Pre-LN")
+def summed_from_a_stack(m: Arch, x: Tensor) -> Tensor:
+    for a, f, n, _, _, _ in m.each():
+        x = torch.stack([x, a(n[0](x))]).sum(0)
+        x = torch.stack([f(n[1](x)), x], dim=-1).sum(-1)
+    return x
+
+
+@written("AFAF", "Pre-LN")
+def three_summed_from_a_stack(m: Arch, x: Tensor) -> Tensor:
+    for a, f, n, _, _, _ in m.each():
+        x = torch.sum(torch.stack([x, a(n[0](x)), f(n[1](x))], 0), dim=0)
+    return x
+
+
+@written("AFAF", "Pre-LN", 1, branch=0.5)
+def multiplied_and_added(m: Arch, x: Tensor) -> Tensor:
+    for a, f, n, g, _, _ in m.each():
+        x = torch.addcmul(x, a(n[0](x)), g[0])
+        x = x.addcmul(f(n[1](x)), torch.tensor(0.25), value=2)
+    return x
+
+
+@written("FF", "Pre-LN", 1, name="down")
+def added_by_a_matrix_product(m: Arch, x: Tensor) -> Tensor:
+    for _, _, n, _, down, _ in m.each():
+        flat = x.flatten(0, 1)
+        flat = torch.addmm(flat, F.relu(down[0](n[0](flat))), down[1].weight.T)
+        x = flat.unflatten(0, x.shape[:2])
+    return x
+
+
+@written("AFAF", "Pre-LN", 1)
+def highway(m: Arch, x: Tensor) -> Tensor:
+    """Srivastava et al. 2015."""
+    for a, f, n, _, down, _ in m.each():
+        t = torch.sigmoid(down[0](x))
+        x = x * (1 - t) + a(n[0](x)) * t
+        t = down[1](x).sigmoid()
+        x = (1 - t) * x + t * f(n[1](x))
+    return x
+
+
+@written("AFAF", "Post-LN", 0)
+def highway_of_the_difference(m: Arch, x: Tensor) -> Tensor:
+    for a, f, n, _, down, _ in m.each():
+        x = n[0](x + torch.sigmoid(down[0](x)) * (a(x) - x))
+        x = n[1](x + torch.sigmoid(down[1](x)) * (f(x) - x))
     return x
 
 
