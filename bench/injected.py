@@ -2,6 +2,7 @@
 
     python -m bench.injected make FOLDER     trains: every kind of fault, four kinds of training, several seeds
     python -m bench.injected judge FOLDER    bench/results/injected.csv: what explain said of each
+    python -m bench.injected gallery FOLDER  docs/post-mortems.md
     python -m bench.injected saved           bench/results/rollback.csv: trainings with a bad batch, rolled back and not
     python -m bench.injected cost            bench/results/watch_cost.csv: time of watching in a plain loop
 
@@ -456,7 +457,7 @@ def cost(updates: int) -> None:
     with (RESULTS / "watch_cost.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ["model", "weights", "update ms", "pulse ms", "look ms", "found ms", "share at 50", "same bits"]
+            ["model", "weights", "update ms", "every update ms", "look ms", "once ms", "share at 50", "same bits"]
         )
         for name in ("gpt2", "llama", "bert", "vit"):
             row = _cost_of(name, updates)
@@ -466,38 +467,60 @@ def cost(updates: int) -> None:
 
 
 def _cost_of(name: str, updates: int) -> list[Any]:
-    """CPU seconds of this process, of updates that are and are not watched, and of single looks."""
+    """CPU milliseconds of an update, and of what Watch does in it: at every one, at a look, and once when it begins."""
     import leadline
 
     model, batch = _model(name)
     start = {key: value.clone() for key, value in model.state_dict().items()}
-    ends, spent = [], []
+    ends, total, spent = [], 0.0, dict.fromkeys(("call", "step", "look"), 0.0)
     for watched in (False, True):
         model.load_state_dict(start)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
         with tempfile.TemporaryDirectory() as folder:
             watch = leadline.Watch(model, optimizer, Path(folder) / "run", every=updates) if watched else None
-            times = []
+            if watch:
+                _timed(watch.attached, spent)
             torch.manual_seed(0)
+            began = time.process_time()
             for _ in range(updates):
-                began = time.process_time()
                 loss = model(**batch).loss
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 if watch:
                     watch.step(loss)
-                times.append(time.process_time() - began)
+            total = time.process_time() - began
             if watch:
                 watch.close()
         ends.append([p.detach().clone() for p in model.parameters()])
-        spent.append((times[0], sorted(times[1:-1])[len(times[1:-1]) // 2], times[-1]))
-    (_, plain, _), (first, pulsed, looked) = spent
-    share = ((pulsed - plain) * 50 + (looked - pulsed)) / (50 * plain)
+    update = (total - sum(spent.values())) / updates
+    pulse, look, find = spent["step"] / updates, spent["look"], spent["call"] - spent["look"]
     same = all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-    size = sum(p.numel() for p in model.parameters())
-    numbers = [1e3 * plain, 1e3 * (pulsed - plain), 1e3 * (looked - pulsed), 1e3 * (first - pulsed)]
-    return [size, *(f"{number:.1f}" for number in numbers), f"{share:.4f}", int(same)]
+    numbers = [f"{1e3 * number:.1f}" for number in (update, pulse, look, find)]
+    return [sum(p.numel() for p in model.parameters()), *numbers, f"{(pulse + look / 50) / update:.4f}", int(same)]
+
+
+def _timed(attached: Any, spent: dict[str, float]) -> None:
+    """Adds up the CPU time of what Watch does: calls of the model, the optimizer's steps, and looks among the calls."""
+
+    def timed(function: Callable[..., Any], key: str) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            began = time.process_time()
+            try:
+                return function(*given, **named)
+            finally:
+                spent[key] += time.process_time() - began
+
+        return run
+
+    for hook in attached.hooks:
+        hook.remove()
+    attached.step, attached.looker.look = timed(attached.step, "step"), timed(attached.looker.look, "look")
+    attached.hooks = [
+        attached.model.register_forward_pre_hook(timed(attached._called, "call"), with_kwargs=True),
+        attached.optimizer.register_step_pre_hook(timed(attached._before_step, "step")),
+        attached.optimizer.register_step_post_hook(timed(attached._after_step, "step")),
+    ]
 
 
 def _model(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -523,19 +546,66 @@ def _model(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     return hf.ViTForImageClassification(hf.ViTConfig(num_hidden_layers=4)), {"pixel_values": pixels, "labels": labels}
 
 
+# A gallery
+
+
+def gallery(folder: Path) -> None:
+    """docs/post-mortems.md: what was put into some trainings, and what the command says of them, word by word."""
+    from leadline.diagnose.explain import explain
+
+    said = [HEAD]
+    for fault, training, words in GALLERY:
+        case = Case(training, fault, 1)
+        place = folder / case.name
+        put = (place / "truth.txt").read_text()
+        where = f" (`{put}`)" if put else ""
+        said += [f"## {words.format(training=TITLES[training])}", "", f"Put in before update {case.at}{where}.", ""]
+        text = "\n".join(line.rstrip() for line in str(explain(place)).splitlines())
+        said += ["```text", text.replace(case.name, "runs/it"), "```", ""]
+    (Path(__file__).parent.parent / "docs" / "post-mortems.md").write_text(
+        "\n".join(said).rstrip() + "\n", encoding="utf-8"
+    )
+
+
+TITLES = {"translation": "a translator", "masked_lm": "a masked LM", "causal_lm": "a language model", "gpt2": "GPT-2"}
+GALLERY = [
+    ("bad_batch", "masked_lm", "One batch of noise in {training}"),
+    ("labels", "gpt2", "Labels that are shuffled from there on, in {training}"),
+    ("data", "gpt2", "Another alphabet from there on, in {training}"),
+    ("rate", "translation", "Ten times the rate in {training}"),
+    ("weights", "causal_lm", "One matrix times 8 in {training}"),
+    ("embedding", "translation", "One row of the embedding overwritten, in {training}"),
+    ("loss_scale", "masked_lm", "Gradients 64 times too large in {training}"),
+    ("precision", "causal_lm", "Weights rounded to bf16 before every update of {training}"),
+    ("moments", "gpt2", "Adam's moments set to zero in {training}"),
+    ("norm", "translation", "A norm taken out of {training}"),
+    ("labels", "masked_lm", "Not found: shuffled labels in {training} that had learnt only how often words occur"),
+]
+HEAD = """# Post-mortems
+
+What `leadline explain` says of small trainings into which a fault was put, word by word. The trainings: two or three
+layers of width 16 (GPT-2: 2 layers of width 32 from transformers, in a plain loop), 85 to 120 updates. How often it is
+right, and on what: [watch.md](watch.md#how-often-it-is-right).
+
+Written by `python -m bench.injected make FOLDER` and `python -m bench.injected gallery FOLDER`; with `--html page.html`
+the command also makes a page with the curves.
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["make", "judge", "tell", "saved", "cost"])
+    parser.add_argument("what", choices=["make", "judge", "tell", "gallery", "saved", "cost"])
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--only", default="*", help="make: cases whose name is like this, such as gpt2-*-1")
     parser.add_argument("--number", type=int, default=4, help="saved: seeds; cost: updates")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.what in ("make", "judge") and given.folder is None:
+    if given.what in ("make", "judge", "gallery") and given.folder is None:
         parser.error("name a folder for the trainings")
     does: dict[str, Callable[[], None]] = {
         "make": lambda: make(given.folder, given.only), "judge": lambda: judge(given.folder), "tell": tell,
-        "saved": lambda: saved(given.number), "cost": lambda: cost(given.number),
+        "gallery": lambda: gallery(given.folder), "saved": lambda: saved(given.number),
+        "cost": lambda: cost(given.number),
     }  # fmt: skip
     does[given.what]()
 

@@ -43,20 +43,20 @@ class Pulse:
         self.names = list(layers)
         self.weights = [p for group in layers.values() for p in group]
         self.device = self.weights[0].device
+        self.alike = len({(p.device, p.dtype) for p in self.weights}) == 1
         self.owner = self._indices([i for i, group in enumerate(layers.values()) for _ in group])
         sampled = [(i, p) for i, group in enumerate(layers.values()) for p in _largest(group)]
         self.sampled = [p for _, p in sampled]
         self.places = [0] * len(sampled)  # where each weight lies: somebody may move it
         self.views: list[Tensor] = []
-        counts = [len(_view(p)) for p in self.sampled]
-        self.of_number = self._indices([i for i, count in enumerate(counts) for _ in range(count)])
+        self.counts = [len(_view(p)) for p in self.sampled]
         self.of_weight = self._indices([i for i, _ in sampled])
-        sizes = [p.numel() / count for p, count in zip(self.sampled, counts, strict=True)]
+        sizes = [p.numel() / count for p, count in zip(self.sampled, self.counts, strict=True)]
         self.sizes = torch.tensor(sizes, device=self.device)
         # A single row may be written to, which a sample would miss.
         self.tables = [p for p in layers.get(EMBEDDINGS, ()) if p.ndim == 2]
         self.grad = self.before_step = torch.zeros(len(self.names), device=self.device)
-        self.outside = self.grad
+        self.outside = self.size = self.grad
         self.last: Tensor | None = None
         self.last_tables: Tensor | None = None
 
@@ -66,14 +66,13 @@ class Pulse:
     @torch.no_grad()
     def before(self, norms: Sequence[Tensor | None]) -> None:
         """`norms`: of the gradient of each weight, in the order of the layers; None where it has no gradient."""
-        zero = torch.zeros((), device=self.device)
-        each = torch.stack([zero if norm is None else norm.to(self.device).float() for norm in norms])
+        zero = torch.zeros((), dtype=self.weights[0].dtype, device=self.device)
+        each = self._together([zero if norm is None else norm for norm in norms])
         self.grad = self._add_up(each.square(), self.owner).sqrt()
         self.before_step = self._sample()
         self.outside = torch.zeros_like(self.grad)
         if self.last is not None:
-            size = self._norms(self.last).clamp_min(1e-30)
-            self.outside = self._norms(self.before_step - self.last) / size
+            self.outside = self._norms(self.before_step - self.last) / self.size.clamp_min(1e-30)
         if self.tables:
             at, sizes = self.names.index(EMBEDDINGS), self._table_norms()
             if self.last_tables is not None:
@@ -86,26 +85,32 @@ class Pulse:
         self.last = self._sample()
         if self.tables:
             self.last_tables = self._table_norms()
-        changed, sizes = self._norms(self.last - self.before_step), self._norms(self.last)
-        return torch.stack([self.grad, changed, sizes, self.outside])
+        changed, self.size = self._norms(self.last - self.before_step), self._norms(self.last)
+        return torch.stack([self.grad, changed, self.size, self.outside])
 
     def _sample(self) -> Tensor:
         places = [p.data_ptr() for p in self.sampled]
         if places != self.places:
             self.places, self.views = places, [_view(p) for p in self.sampled]
+        if self.alike:
+            return torch.cat(self.views).float()
         return torch.cat([view.to(self.device, torch.float32) for view in self.views])
 
     def _norms(self, numbers: Tensor) -> Tensor:
         """Of each layer, as if all its numbers were like those of the sample."""
-        of_weights = torch.zeros(len(self.sampled), device=self.device).index_add_(0, self.of_number, numbers.square())
-        return self._add_up(of_weights * self.sizes, self.of_weight).sqrt()
+        of_weights = torch.stack(torch._foreach_norm(numbers.split(self.counts)))
+        return self._add_up(of_weights.square() * self.sizes, self.of_weight).sqrt()
 
     def _add_up(self, values: Tensor, owner: Tensor) -> Tensor:
         return torch.zeros(len(self.names), device=self.device).index_add_(0, owner, values)
 
     def _table_norms(self) -> Tensor:
-        norms = torch._foreach_norm([p.detach() for p in self.tables])
-        return torch.stack([norm.to(self.device).float() for norm in norms])
+        return self._together(torch._foreach_norm([p.detach() for p in self.tables]))
+
+    def _together(self, numbers: Sequence[Tensor]) -> Tensor:
+        if self.alike:
+            return torch.stack(list(numbers)).float()
+        return torch.stack([number.to(self.device, torch.float32) for number in numbers])
 
 
 def _largest(group: Sequence[nn.Parameter]) -> list[nn.Parameter]:

@@ -47,7 +47,7 @@ class Attached:
         self.looker, self.seer = looking.Looker(model, self.optimizer), alarm.Seer()
         self.cannot = ""  # why it does not look into the model
         self.pulse: Pulse | None = None
-        self.called = self.inside = self.parts = False
+        self.called = self.inside = self.parts = self.blind = False
         self.looked: looking.Quantities = {}
         self.losses: list[Tensor] = []
         self.waiting: list[tuple[Row, list[Tensor], list[Tensor]]] = []
@@ -106,7 +106,7 @@ class Attached:
             if (self.update + 1) % self.every == 0:
                 self.looked = self.looker.look(args, kwargs)
         except Exception as error:  # the training goes on, whatever it is
-            self._cannot(str(error).strip().partition("\n")[0] or type(error).__name__)
+            self._cannot(_first_line(error))
         finally:
             self.inside = False
 
@@ -122,15 +122,20 @@ class Attached:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.lr = float(max(group["lr"] for group in optimizer.param_groups))
-        if self.pulse is None:  # the model was not seen yet, or cannot be looked into
-            weights = [p for p in self.looker.model.parameters() if p.requires_grad]
-            self.pulse = Pulse(pulse.layers_of(self.looker.model, {}) if weights else {})
-        gradients = {p: p.grad for p in self.pulse.weights if p.grad is not None}
-        norms = dict(zip(gradients, torch._foreach_norm(list(gradients.values())), strict=True)) if gradients else {}
-        self.pulse.before([norms.get(p) for p in self.pulse.weights])
+        if self.blind:
+            return
+        try:
+            if self.pulse is None:  # the model was not seen yet, or cannot be looked into
+                self.pulse = Pulse(pulse.layers_of(self.looker.model, {}))
+            gradients = {p: p.grad for p in self.pulse.weights if p.grad is not None}
+            norms = dict(zip(gradients, torch._foreach_norm(list(gradients.values())), strict=True))
+            self.pulse.before([norms.get(p) for p in self.pulse.weights])
+        except Exception as error:  # as with looks
+            self.blind = True
+            self._tell(f"Watch cannot follow gradients and updates: {_first_line(error)}")
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.pulse:
+        if self.pulse and not self.blind:
             self.pulses = [self.pulse.after()]
 
     # What is written
@@ -225,3 +230,7 @@ def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

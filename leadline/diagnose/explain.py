@@ -331,9 +331,9 @@ def _norm(t: Timeline) -> Iterator[Cause]:
 
 
 def _worst(t: Timeline, first: int, last: int) -> int:
-    """The update among these at which the numbers of the whole model are least as usual."""
+    """The first update among these at which some number of the whole model is not as usual; the last where all are."""
     inside = [i for i, update in enumerate(t.updates) if first <= update <= last]
-    return int(t.updates[max(inside, key=lambda i: max(abs(d[i]) for d in t.distance.values()))]) if inside else last
+    return next((int(t.updates[i]) for i in inside if _far(t, i, ("loss", "grad_norm", "step"))), last)
 
 
 def _not_finite(t: Timeline) -> Iterator[Cause]:
@@ -387,14 +387,14 @@ def lines(explanation: Explanation) -> list[str]:
     seen = f"updates {facts['first']} to {facts['last']}"
     if explanation.healthy:
         return [f"{explanation.name}: healthy ({seen}, {facts['looks']} looks)", *_curve(explanation, None)]
-    said = [f"{explanation.name}: {_words(explanation.causes[0])} ({seen})"]
-    for cause in explanation.causes:
-        said += [f"  {cause.message}", f"  to do: {cause.remedy}"]
+    first, *others = explanation.causes
+    said = [f"{explanation.name}: {_words(first)} ({seen})", f"  {first.message}", f"  to do: {first.remedy}"]
+    said += [f"  what else was seen: {cause.message}" for cause in others]
     return [*said, *_curve(explanation, explanation.causes[0].update)]
 
 
 def _words(cause: Cause) -> str:
-    where = f" in {cause.where}" if cause.where else ""
+    where = f" in {cause.where}" if cause.where not in ("", EMBEDDINGS) else ""
     return f"{KINDS.get(cause.kind, cause.kind)}{where}, since update {cause.update}"
 
 

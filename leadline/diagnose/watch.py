@@ -77,6 +77,7 @@ class Watch:
         self.groups: pulse.Layers = {}
         self.reader, self.seer = Reader(), Seer()
         self.streams: dict[str, dict[str, Tensor]] = {}
+        self.compiled = False
         self.swapped: list[tuple[Attention, Any]] = []
         self.norms: list[Tensor] = []
         self.before_step: list[Tensor] = []
@@ -130,6 +131,7 @@ class Watch:
             self.alarmed.clear()
             self.seer = Seer()
         self.groups, self.streams = groups, {}
+        self.compiled = any(module._compiled_call_impl is not None for module in model.modules())
         for (name, connection), (_, sublayer) in zip(connections_of(model).items(), connections(model), strict=True):
             self._listen(name, connection, sublayer)
 
@@ -152,7 +154,7 @@ class Watch:
         self.reader.after(sublayer, branch)
         if isinstance(module := getattr(connection, "norm", None), nn.Module):
             self.reader.after(module, norm)
-        if isinstance(sublayer, Attention) and torch.compiler.is_compiling() is False:
+        if isinstance(sublayer, Attention) and not self.compiled:  # a swapped kernel would be compiled anew each time
             self.swapped.append((sublayer, sublayer.kernel))
             sublayer.kernel = _measuring(sublayer.kernel, lambda value: note("logits", name, value))
 
