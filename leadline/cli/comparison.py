@@ -157,12 +157,7 @@ def reproduce(
     chosen = Chosen(tuple(only or ()), tuple(depths or ()))
     if what == "all" and (only or depths):
         raise UserError("--only and --depth choose among the runs of one figure: name it instead of all")
-    if scale not in figures.SCALES:
-        raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, figures.SCALES)}")
-    if min(1 if value is None else value for value in (seeds, at_once, *(depths or ()))) < 1:
-        raise UserError("--seeds, --jobs and --depth must be at least 1")
-    if on and at_once:
-        raise UserError("--jobs means nothing with --on: a cluster runs as many at once as it has room for")
+    _require_usable(scale, [seeds, at_once, *(depths or [])], bool(on and at_once))
     execute = runner(on)
     answers = {}
     for name in known if what == "all" else [what]:
@@ -177,6 +172,17 @@ def reproduce(
         print_json(answers if what == "all" else answers[what])
     elif page:
         answer.print(f"all claims: {page}", soft_wrap=True)
+
+
+def _require_usable(scale: str, counts: list[int | None], cluster_with_jobs: bool) -> None:
+    from leadline.reproduce import SCALES
+
+    if scale not in SCALES:
+        raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, SCALES)}")
+    if min(1 if count is None else count for count in counts) < 1:
+        raise UserError("--seeds, --jobs and --depth must be at least 1")
+    if cluster_with_jobs:
+        raise UserError("--jobs means nothing with --on: a cluster runs as many at once as it has room for")
 
 
 def _list(titles: dict[str, str], as_json: bool) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from leadline.training.events import OnStep, Watcher
 from leadline.training.prefetch import prefetched
 from leadline.training.recorder import MOST, Recorder, Spike
 from leadline.training.setup import Setup, set_up
+from leadline.training.since import Since
 from leadline.training.step import Result, Whole
 from leadline.training.waiting import Waiting
 from leadline.world import Lost, World, join
@@ -210,7 +210,7 @@ def _updates(
     config, train = setup.config, setup.config.train
     setup.model.train()
     waiting = Waiting(setup.device)
-    since = _Since(waiting, torch.tensor(state.losses, device=setup.device).unbind())
+    since = Since(waiting, torch.tensor(state.losses, device=setup.device).unbind())
     watchers = _watchers(setup)
     for epoch, begin, used, ends_epoch, rows, batches in prefetched(batches_of(setup, state)):
         lr = rate_of(setup, state, state.update + 1)
@@ -233,20 +233,9 @@ def _updates(
         logs = finished or evaluates or state.update % train.log_every == 0
         if signals and not setup.world.grouped:
             stop = signals[0]
-        if logs or saves or stop or setup.device.type == "cpu":  # elsewhere, looking means waiting for the device
-            spikes, told = recorder.read(lr)
-            for message in told:
-                setup.tell("message", state.update, message=message)
-            if spikes and train.on_spike == "rollback" and state.spikes < MOST:
-                writer.wait()
-                return spikes[0]
-            _met(setup, state, spikes)
-            if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
-                metrics.write(
-                    {"update": state.update, "loss": float(result.loss), "grad_norm": float(result.grad_norm)}
-                )
-            if not result.skipped:
-                _require_finite(setup, state, result, writer)
+        reads = logs or saves or stop or setup.device.type == "cpu"  # elsewhere, looking means waiting for the device
+        if reads and (spike := _read(setup, state, metrics, recorder, result, lr, writer)):
+            return spike
         for row, alarm in result.watched:
             metrics.write({"update": state.update, **row} | ({"alarm": alarm} if alarm else {}))
             if alarm:
@@ -255,19 +244,14 @@ def _updates(
             row = since.row(state, result, lr)
             metrics.write(row)
             setup.tell("update", state.update, row)
-            since = _Since(waiting)
+            since = Since(waiting)
         if evaluates or saves or stop:
             setup.step.settle()
         if evaluates:
-            row = _evaluate(setup, state)
-            metrics.write(row)
-            setup.tell("evaluation", state.update, row)
-            if _gives_up(state, config) and not finished:
-                message = f"no better validation loss in {state.stale} evaluations: stopping early"
-                setup.tell("message", state.update, message=message)
-                finished = True
+            _evaluate(setup, state, metrics)
+            finished = finished or _gives_up(state, config)
             waiting.interrupted()
-            since = _Since(waiting)
+            since = Since(waiting)
         if signals and not setup.world.grouped and not recorder.waiting:
             stop = signals[0]  # one that comes from here on is seen after the next update
         if saves or stop:
@@ -282,6 +266,30 @@ def _updates(
             raise Interrupted(stop, setup.folder, state.update)
         if finished:
             return None
+    return None
+
+
+def _read(
+    setup: Setup,
+    state: State,
+    metrics: Metrics | Unwritten,
+    recorder: Recorder,
+    result: Result,
+    lr: float,
+    writer: saving.Writer,
+) -> Spike | None:
+    """Look at the numbers that wait on the device, and end what cannot go on; a spike that is to be rolled back."""
+    spikes, told = recorder.read(lr)
+    for message in told:
+        setup.tell("message", state.update, message=message)
+    if spikes and setup.config.train.on_spike == "rollback" and state.spikes < MOST:
+        writer.wait()
+        return spikes[0]
+    _met(setup, state, spikes)
+    if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
+        metrics.write({"update": state.update, "loss": float(result.loss), "grad_norm": float(result.grad_norm)})
+    if not result.skipped:
+        _require_finite(setup, state, result, writer)
     return None
 
 
@@ -366,43 +374,16 @@ def _require_finite(setup: Setup, state: State, result: Result, writer: saving.W
             )
 
 
-def _evaluate(setup: Setup, state: State) -> dict[str, float]:
-    """Validate: the row to log."""
+def _evaluate(setup: Setup, state: State, metrics: Metrics | Unwritten) -> None:
+    """Validate, and log it."""
     scores = setup.task.evaluate(setup.model, "valid", setup.config.train.bleu_sentences, setup.world)
     better = state.best_nll is None or scores["nll"] < state.best_nll
     state.stale = 0 if better else state.stale + 1
     if better:
         state.best_nll, state.best_update = scores["nll"], state.update
-    return {"update": state.update, "epoch": state.epoch} | {f"valid_{key}": value for key, value in scores.items()}
-
-
-class _Since:
-    """Sums since the last line of metrics. Losses stay on the device until they are read."""
-
-    def __init__(self, waiting: Waiting, losses: Iterable[torch.Tensor] = ()) -> None:
-        self.started, self.tokens, self.losses, self.waiting = time.perf_counter(), 0, list(losses), waiting
-
-    def add(self, result: Result) -> None:
-        self.tokens += result.tokens
-        self.losses.append(result.loss)
-
-    def row(self, state: State, result: Result, lr: float) -> dict[str, float]:
-        """The line for all updates since; their time counts as training time."""
-        loss, grad_norm = (
-            float(torch.stack(self.losses).mean()),
-            float(result.grad_norm),
-        )  # waits for the device
-        seconds = time.perf_counter() - self.started
-        state.seconds += seconds
-        waited = self.waiting.seconds()
-        return {
-            "update": state.update,
-            "epoch": state.epoch,
-            "loss": loss,
-            "lr": lr,
-            "grad_norm": grad_norm,
-            "tokens_per_second": self.tokens / max(seconds, 1e-9),
-            "seconds": state.seconds,
-            "wait_seconds": waited,
-            "wait_share": min(waited / max(seconds, 1e-9), 1.0),
-        }
+    row = {"update": state.update, "epoch": state.epoch} | {f"valid_{key}": value for key, value in scores.items()}
+    metrics.write(row)
+    setup.tell("evaluation", state.update, row)
+    if _gives_up(state, setup.config) and not _is_last(state, setup.config):
+        message = f"no better validation loss in {state.stale} evaluations: stopping early"
+        setup.tell("message", state.update, message=message)
