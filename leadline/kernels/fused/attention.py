@@ -150,14 +150,12 @@ def _store_summed(places, total, sums, here, wide):  # type: ignore[no-untyped-d
 
 @triton.jit(do_not_specialize=["salt", "threshold"])
 def _attend_backward(  # type: ignore[no-untyped-def]
-    q, k, v, lse, deltas, dout, dq, dk, dv, q_sums, kv_sums,
-    q_owner, k_owner, q_starts, k_starts, seed, salt, threshold, drop_scale, scale, plain_scale,
-    q_stride, kv_stride, q_sums_stride, kv_sums_stride, rows, keys, width, H, query_tiles, GROUP: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPS: tl.constexpr, STAY: tl.constexpr, PASS: tl.constexpr, WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    q, k, v, lse, deltas, dout, dq, dk, dv, q_sums, kv_sums, q_owner, k_owner, q_starts, k_starts,
+    seed, salt, threshold, drop_scale, scale, plain_scale, q_stride, kv_stride, q_sums_stride, kv_sums_stride,
+    rows, keys, width, H, query_tiles, GROUP: tl.constexpr, CAUSAL: tl.constexpr, DROPS: tl.constexpr,
+    STAY: tl.constexpr, PASS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1)
-    tile = tl.program_id(0)
+    tile, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, WIDTH)
     wide = column < width
     o_stride = H * width

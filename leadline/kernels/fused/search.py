@@ -262,9 +262,8 @@ def _write_words(table, fed, out, row, position, longest, BLOCK: tl.constexpr): 
 
 @triton.jit(do_not_specialize=["count", "bos", "eos"])
 def _advance(  # type: ignore[no-untyped-def]
-    candidate_scores, candidate_tokens, tokens, positions, scores, sentence, finished, table, fed,
-    limits, queue, tickets, closed, done_scores, done_lengths, done_tokens,
-    count, longest, bos, eos, length_penalty,
+    candidate_scores, candidate_tokens, tokens, positions, scores, sentence, finished, table, fed, limits, queue,
+    tickets, closed, done_scores, done_lengths, done_tokens, count, longest, bos, eos, length_penalty,
     K: tl.constexpr, C: tl.constexpr, BEAMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0).to(tl.int64)
