@@ -37,6 +37,7 @@ COMMANDS = {
     "profile": "iwslt14-gpu",
     "prepare": "numerals",
     "command": "numerals-tiny",
+    "start": "numerals-tiny",
     "depth": "depth-tiny",
 }
 LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "x-transformers", "torchscale", "triton")
@@ -80,7 +81,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         slow=arguments.slow,
         clock=time.process_time if arguments.clock == "cpu" else time.perf_counter,
     )
-    peak = 0.0 if what in ("prepare", "depth", "command") else matrix_peak(setting)
+    peak = 0.0 if what in ("prepare", "depth", "command", "start") else matrix_peak(setting)
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"
     facts = {
         "what": what,
