@@ -38,6 +38,7 @@ COMMANDS = {
     "prepare": "numerals",
     "command": "numerals-tiny",
     "start": "numerals-tiny",
+    "loop": "lm-tiny",
     "depth": "depth-tiny",
 }
 LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "x-transformers", "torchscale", "triton")
@@ -81,7 +82,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         slow=arguments.slow,
         clock=time.process_time if arguments.clock == "cpu" else time.perf_counter,
     )
-    peak = 0.0 if what in ("prepare", "depth", "command", "start") else matrix_peak(setting)
+    peak = 0.0 if what in ("prepare", "depth", "command", "start", "loop") else matrix_peak(setting)
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"
     facts = {
         "what": what,
