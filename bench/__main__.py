@@ -37,6 +37,8 @@ COMMANDS = {
     "profile": "iwslt14-gpu",
     "prepare": "numerals",
     "command": "numerals-tiny",
+    "start": "numerals-tiny",
+    "loop": "lm-tiny",
     "depth": "depth-tiny",
 }
 LIBRARIES = ("transformers", "ctranslate2", "tokenizers", "sentencepiece", "x-transformers", "torchscale", "triton")
@@ -81,7 +83,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         slow=arguments.slow,
         clock=time.process_time if arguments.clock == "cpu" else time.perf_counter,
     )
-    peak = 0.0 if what in ("prepare", "depth", "command") else matrix_peak(setting)
+    peak = 0.0 if what in ("prepare", "depth", "command", "start", "loop") else matrix_peak(setting)
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"
     facts = {
         "what": what,

@@ -39,6 +39,7 @@ class Size:
     sequences: int
     length: int
     batches: int
+    attention_dropout: float = 0.1
 
     @property
     def tokens(self) -> int:
@@ -51,6 +52,7 @@ class Size:
 
 SIZES = {
     "bert-base": Size("bert-base", 12, 768, 3072, 12, 30522, 64, 512, 4),
+    "bert-base-plain": Size("bert-base-plain", 12, 768, 3072, 12, 30522, 64, 512, 4, attention_dropout=0.0),
     "bert-tiny": Size("bert-tiny", 2, 32, 64, 2, 500, 4, 32, 2),
 }
 
@@ -96,7 +98,7 @@ def make_batches(size: Size) -> list[Batch]:
 def config_of(size: Size, setting: Setting, step: str) -> Config:
     model = {"placement": "post_ln", "encoder_layers": size.layers, "decoder_layers": 0, "dim": size.dim}
     model |= {"ffn_dim": size.ffn_dim, "heads": size.heads, "activation": "gelu", "max_length": size.length}
-    model |= {"dropout": 0.1, "attention_dropout": 0.1, "positions": "learned", "embed_norm": True}
+    model |= {"dropout": 0.1, "attention_dropout": size.attention_dropout, "positions": "learned", "embed_norm": True}
     return Config().set(model=model, optim=OPTIMIZER, train={"step": step, "precision": setting.precision})
 
 
@@ -116,8 +118,9 @@ def huggingface(size: Size, setting: Setting, compiled: peers.Compiled, masked_o
         num_attention_heads=size.heads,
         intermediate_size=size.ffn_dim,
         max_position_embeddings=size.length,
+        attention_probs_dropout_prob=size.attention_dropout,
         attn_implementation="sdpa",
-    )  # dropout 0.1 everywhere and gelu are its defaults
+    )  # dropout 0.1 elsewhere and gelu are its defaults
     model: Any = transformers.BertForMaskedLM(transformers.BertConfig(**options))
     model.to(setting.device).train()
     batches = []

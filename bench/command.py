@@ -12,15 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import prepare
 from bench.measure import Row, Setting, compare, installed, reason
@@ -77,30 +79,43 @@ def config_of(size: Size, setting: Setting, source: str, languages: tuple[str, s
     return config
 
 
-def timed(command: list[str], folder: Path, target: float) -> tuple[float, float, float | None]:
-    """Runs a command and reads its metrics.jsonl as it grows: seconds in all, the last loss, seconds to the target."""
-    metrics, seen, nll, reached, trained = folder / "metrics.jsonl", 0, float("nan"), None, None
-    with tempfile.TemporaryDirectory() as cache, (folder.parent / f"{folder.name}.log").open("w") as log:
+class Watched(NamedTuple):
+    """What a command has told of itself, and what it took."""
+
+    rows: list[tuple[float, dict[str, Any]]]  # of its metrics.jsonl, with the seconds of the wall when each was there
+    wall: float
+    cpu: float  # of all its processes
+
+
+def watched(command: list[str], folder: Path, **environment: str) -> Watched:
+    """Runs a command and reads the metrics.jsonl of its folder as it grows."""
+    metrics, log = folder / "metrics.jsonl", folder.parent / f"{folder.name}.log"
+    rows: list[tuple[float, dict[str, Any]]] = []
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with log.open("w") as said:
         started = time.perf_counter()
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"LEADLINE_CACHE": cache}
-        )
-        while True:
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=os.environ | environment)
+        ended: int | None = None
+        while ended is None:
             ended, now = process.poll(), time.perf_counter() - started
             text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
             whole = text[: text.rfind("\n") + 1].splitlines()
-            for row in map(json.loads, whole[seen:]):
-                nll = row.get("valid_nll", nll)
-                reached = now if reached is None and nll <= target else reached
-                trained = now if row.get("trained") else trained
-            seen = len(whole)
-            if ended is not None:
-                break
-            time.sleep(0.05)
+            rows += [(now, json.loads(line)) for line in whole[len(rows) :]]
+            time.sleep(0 if ended is not None else 0.05)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if ended:
-        lines = Path(log.name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise RuntimeError(f"{' '.join(command[:4])} … failed: {lines[-1] if lines else ended}")
-    return trained or now, nll, reached
+    return Watched(rows, now, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def _result(command: list[str], folder: Path, target: float, hypotheses: Callable[[], list[str]]) -> Result:
+    with tempfile.TemporaryDirectory() as cache:
+        told = watched(command, folder, LEADLINE_CACHE=cache)
+    trained = next((seconds for seconds, row in told.rows if row.get("trained")), told.wall)
+    losses = [(seconds, row["valid_nll"]) for seconds, row in told.rows if "valid_nll" in row]
+    reached = next((seconds for seconds, nll in losses if nll <= target), None)
+    return Result(trained, losses[-1][1], reached, hypotheses())
 
 
 def by_leadline(config: Config, folder: Path, size: Size) -> Result:
@@ -109,17 +124,20 @@ def by_leadline(config: Config, folder: Path, size: Size) -> Result:
     given = folder / "leadline.toml"
     given.write_text(configuration.to_toml(config), encoding="utf-8")
     run = folder / "leadline"
-    result = timed([sys.executable, "-m", "leadline", "train", str(given), "--out", str(run)], run, size.target)
-    hypotheses = load(run, "last").translate(test_lines(config)[0]) if config.task == "translation" else []
-    return Result(*result, hypotheses)
+
+    def hypotheses() -> list[str]:
+        return load(run, "last").translate(test_lines(config)[0]) if config.task == "translation" else []
+
+    command = [sys.executable, "-m", "leadline", "train", str(given), "--out", str(run)]
+    return _result(command, run, size.target, hypotheses)
 
 
 def by_trainer(config: Config, folder: Path, size: Size, batches: str) -> Result:
     given = folder / f"{batches}.toml"
     given.write_text(configuration.to_toml(config), encoding="utf-8")
     command = [sys.executable, "-m", "bench.trainer", str(given), str(folder / batches), "--batches", batches]
-    result = timed(command, folder / batches, size.target)
-    return Result(*result, read_json(folder / batches / "hypotheses.json") if config.task == "translation" else [])
+    written = folder / batches / "hypotheses.json"
+    return _result(command, folder / batches, size.target, lambda: read_json(written) if written.exists() else [])
 
 
 def test_lines(config: Config) -> tuple[list[str], list[str]]:

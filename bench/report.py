@@ -29,6 +29,7 @@ COLUMNS = {
     "pairs_per_second": ("pairs/s", ",.0f"),
     "tflops": ("TFLOP/s", ".3g"),
     "share_of_peak": ("of peak", ".1%"),
+    "wait_share": ("device waits", ".1%"),
     "state_gib": ("state GiB", ".2f"),
     "activations_gib": ("activations GiB", ".2f"),
     "peak_gib": ("peak GiB", ".2f"),

@@ -12,9 +12,12 @@ import pytest
 import torch
 
 from bench import __main__ as command
-from bench import batches, bert, depth, flops, report
+from bench import batches, bert, depth, flops, golden, report, start
+from bench.command import Watched
 from bench.measure import Setting, Work, compete
 from bench.workload import PAD, SIZES, make_pool, padded_batches
+from leadline import config as configuration
+from leadline import recipes
 
 CPU = Setting(torch.device("cpu"), repeats=2)
 TINY = SIZES["tiny"]
@@ -214,7 +217,7 @@ def test_trainer_ends_where_ours_does_with_the_same_batches(tmp_path: Path) -> N
 def test_trainer_begins_a_masked_lm_where_ours_does(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from bench import command as commands
-    from bench import golden, trainer
+    from bench import trainer
     from leadline.training import loop
 
     golden.text(tmp_path / "text")
@@ -230,14 +233,59 @@ def test_trainer_begins_a_masked_lm_where_ours_does(tmp_path: Path) -> None:
     assert len(theirs) == 2
 
 
-def test_a_command_is_timed_and_its_losses_read(tmp_path: Path) -> None:
-    from bench.command import timed
+def test_a_command_is_timed_and_its_metrics_read(tmp_path: Path) -> None:
+    from bench.command import watched
 
     lines = "import sys, time; file = open(sys.argv[1], 'w', buffering=1)\n"
     lines += "for nll in 3, 1: print(f'{{\"valid_nll\": {nll}}}', file=file); time.sleep(0.2)"
     folder = tmp_path / "run"
     folder.mkdir()
-    seconds, nll, reached = timed([sys.executable, "-c", lines, str(folder / "metrics.jsonl")], folder, target=2.0)
-    assert (nll, reached is not None and 0 < reached <= seconds) == (1, True)
+    told = watched([sys.executable, "-c", lines, str(folder / "metrics.jsonl")], folder)
+    assert [row["valid_nll"] for _, row in told.rows] == [3, 1]
+    assert 0 < told.rows[0][0] <= told.rows[1][0] <= told.wall
+    assert told.cpu > 0
     with pytest.raises(RuntimeError, match="no such thing"):
-        timed([sys.executable, "-c", "raise SystemExit('no such thing')"], folder, target=2.0)
+        watched([sys.executable, "-c", "raise SystemExit('no such thing')"], folder)
+
+
+def test_the_first_update_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def watched(command: list[str], folder: Path, **environment: str) -> Watched:
+        calls.append((command, environment))
+        return Watched([(3.0 - len(calls), {"update": 1, "loss": 1.0})], wall=9.0, cpu=9.0)
+
+    monkeypatch.setattr(start, "watched", watched)
+    facts = bench("start", out=tmp_path)
+    assert {row["contestant"]: row["seconds"] for row in facts["rows"]} == {
+        "leadline, cold": [2.0],
+        "leadline, warm cache": [1.0],
+    }
+    (cold, where), (warm, there) = calls
+    assert where == there
+    assert cold[: cold.index("--out")] == warm[: warm.index("--out")]
+    config = configuration.override(recipes.find(cold[4]), [w for w in cold if "=" in w])
+    assert (config.train.updates, config.train.epochs, config.train.log_every) == (1, 0, 1)
+
+
+def test_a_training_beside_its_step(tmp_path: Path) -> None:
+    golden.text(tmp_path / "text")
+    training, step = bench("loop", "--text", str(tmp_path / "text"), out=tmp_path)["rows"]
+    assert min(training["tokens_per_second"], step["tokens_per_second"]) > 0
+    assert 0 <= training["wait_share"] <= 1
+    assert step["seconds"] == pytest.approx([1e6 / step["tokens_per_second"]])
+
+
+def test_the_table_of_goals_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails: python docs/make_speed.py"""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "docs"))
+    import make_speed
+
+    assert make_speed.page() == (make_speed.DOCS / "performance.md").read_text(encoding="utf-8")
+    peer = {"contestant": "peer", "seconds": [1.2]}
+    ours = {"ms_a_step": 50.0, "share_of_peak": 0.5, "seconds": [1.0]}
+    goal = make_speed.Goal("", "", ms=57, ratio=1.2, share=0.55)
+    assert goal.asked() == "≤ 57 ms, ≥ 1.2×, ≥ 55% of peak"
+    assert goal.reached(ours, peer, 1.2) == "**no**"
+    assert goal.reached(ours | {"share_of_peak": 0.56}, peer, 1.2) == "yes"
+    assert goal.reached(ours, None, 0.0) == "no peer finished"

@@ -116,7 +116,6 @@ def main(folders: Iterable[str]) -> None:
     say = _speak()
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     import torch
-    import torch._dynamo  # every optimizer loads it, and it takes as long as torch itself
 
     import leadline.diagnose.drift
     import leadline.training.trained  # noqa: F401
