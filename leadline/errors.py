@@ -14,6 +14,10 @@ class UserError(Exception):
     """Ends a command with its message and exit code 2, without a traceback."""
 
 
+class Unfit(UserError):
+    """A model that cannot be read, or that no rate could train: certify answers no and does not call it a mistake."""
+
+
 class Diverged(Exception):
     """Training met a loss or gradient that is not finite: exit code 3."""
 

@@ -81,7 +81,8 @@ def test_a_prediction_shares_no_code_with_what_it_judges() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["record", "theory", "connection", "structure", "faults", "fitted", "verdict", "inspection", "advise"]
+    "name",
+    ["record", "theory", "connection", "structure", "faults", "fitted", "verdict", "inspection", "certify", "advise"],
 )
 def test_what_a_report_is_rebuilt_from_names_no_torch(name: str) -> None:
     found = imported(PACKAGE / "diagnose" / f"{name}.py")

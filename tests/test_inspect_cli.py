@@ -117,6 +117,26 @@ MAKE = """
     def own_loss():
         return Own(), torch.randn(3, 5, 16)
 
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.final = make()[0], nn.Linear(16, 16)
+
+        def forward(self, x):
+            x = self.model(x)
+            return x + (x + self.final(x))
+
+    def wrongly_coded():
+        return Twice(), *make()[1:]
+
+    def unread():
+        return nn.Linear(16, 16), *make()[1:]
+
+    def not_finite():
+        model, batch, loss = make()
+        nn.init.constant_(model.layers[0].linear1.weight, float("nan"))
+        return model, batch, loss
+
     def imports_late():
         import sys
 
@@ -316,6 +336,44 @@ def test_an_optimizer_is_judged_at_the_rate_asked_for(leadline: Leadline, module
 def test_a_function_with_settings_is_refused(leadline: Leadline, module: Callable[[str], str]) -> None:
     answer = leadline("inspect", f"{module(MAKE)}:make", "--set", "model.dim=16")
     assert_one_sentence(answer, "--set changes a recipe or a run")
+
+
+# Certificates
+
+
+def test_what_is_right_and_trains_is_certified(leadline: Leadline, module: Callable[[str], str]) -> None:
+    name = f"{module(MAKE)}:make"
+    answer = leadline("certify", name, "--lr", "0.0001", "--json")
+    assert answer.code == 0, answer.err
+    found = strict_json(answer.out)
+    assert (found["certified"], found["reasons"], found["rate"], found["warmup"]) == (True, [], 0.0001, 0)
+    assert found["stacks"] == [{"name": "layers.0", "layers": 1, "placement": "Post-LN"}]
+    assert found["probability"] >= 0.5
+    assert leadline("certify", name, "--lr", "0.0001").out.startswith(f"{name}: certified\n")
+
+
+@pytest.mark.parametrize(
+    ("function", "rate", "reason"),
+    [
+        ("make", "1e6", "does not train at"),
+        ("wrongly_coded", "1e-5", "final: the skip is added twice"),
+        ("unread", "1e-5", "no residual connection was found in Linear"),
+        ("not_finite", "1e-5", "holds values that are not finite"),
+    ],
+)
+def test_what_is_not_certified_ends_with_1_and_a_reason(
+    function: str, rate: str, reason: str, leadline: Leadline, module: Callable[[str], str]
+) -> None:
+    answer = leadline("certify", f"{module(MAKE)}:{function}", "--lr", rate, "--json")
+    found = strict_json(answer.out)
+    assert (answer.code, found["certified"]) == (1, False), answer.err
+    assert any(reason in said for said in found["reasons"]), found["reasons"]
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("arguments", [["gone.toml"], ["math:make"], ["numerals", "--lr", "inf"]])
+def test_a_certificate_that_cannot_be_asked_for_ends_with_2(arguments: list[str], leadline: Leadline) -> None:
+    assert_one_sentence(leadline("certify", *arguments, "--json"))
 
 
 # What is written

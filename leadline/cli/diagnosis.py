@@ -19,25 +19,28 @@ from leadline.cli.app import (
     print_json,
 )
 from leadline.cli.terminal import answer, counting, table
-from leadline.errors import UserError
+from leadline.diagnose.inspection import Inspection
+from leadline.errors import Unfit, UserError
+
+What = Annotated[
+    str,
+    typer.Argument(help="A recipe, a config.toml, a run, a Hugging Face folder (config.json) or module:function."),
+]
+Rate = Annotated[float | None, typer.Option(help="The rate to judge; the config's if not given.")]
+Warmup = Annotated[int | None, typer.Option(help="Warm-up updates to judge; the config's if not given.")]
+Seeds = Annotated[int, typer.Option(help="How many times to draw the weights.")]
 
 
-@app.command("inspect")
-def inspect_command(
-    what: Annotated[
-        str,
-        typer.Argument(help="A recipe, a config.toml, a run, a Hugging Face folder (config.json) or module:function."),
-    ],
-    lr: Annotated[float | None, typer.Option(help="The rate to judge; the config's if not given.")] = None,
-    warmup: Annotated[int | None, typer.Option(help="Warm-up updates to judge; the config's if not given.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many times to draw the weights.")] = 1,
-    assignments: Set = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for inspection.json and records.jsonl.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page; figures as PNG and CSV go beside it.")] = None,
-    allow_code: AllowCode = False,
-    as_json: Json = False,
-) -> None:
-    """Say before training whether a model will train, which layer is the trouble and what to change."""
+def _inspected(
+    what: str,
+    lr: float | None,
+    warmup: int | None,
+    seeds: int,
+    assignments: list[str] | None,
+    allow_code: bool,
+    deeper: bool = False,
+) -> Inspection:
+    """`deeper`: a config also at half and twice its depth."""
     if lr is not None and not 0 < lr < math.inf:
         raise UserError(f"--lr must be above 0 and finite, not {lr:g}")
     if seeds < 1 or (warmup or 0) < 0:
@@ -53,8 +56,23 @@ def inspect_command(
         updates = warmup if warmup is not None else config.optim.known_warmup if config else 0
         first = config.train.seed if config else 1
         inspected = inspect_seeds(make, range(first, first + seeds), what, lr, updates if updates > 1 else 0, progress)
-        if html and config:
-            inspected = subjects.with_depths(inspected, config, progress)
+        return subjects.with_depths(inspected, config, progress) if deeper and config else inspected
+
+
+@app.command("inspect")
+def inspect_command(
+    what: What,
+    lr: Rate = None,
+    warmup: Warmup = None,
+    seeds: Seeds = 1,
+    assignments: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for inspection.json and records.jsonl.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page; figures as PNG and CSV go beside it.")] = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Say before training whether a model will train, which layer is the trouble and what to change."""
+    inspected = _inspected(what, lr, warmup, seeds, assignments, allow_code, deeper=bool(html))
     if out:
         inspected.save(out)
     if html:
@@ -67,6 +85,31 @@ def inspect_command(
     answer.print(str(inspected), soft_wrap=True)
     if html:
         answer.print(f"page: {html}", soft_wrap=True)
+
+
+@app.command("certify")
+def certify_command(
+    what: What,
+    lr: Rate = None,
+    warmup: Warmup = None,
+    seeds: Seeds = 1,
+    assignments: Set = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Check a model in CI: placement read, nothing wrongly coded, trains at the rate. Exit code 1: not certified."""
+    from leadline.diagnose import certify
+
+    try:
+        certified = certify.certificate(_inspected(what, lr, warmup, seeds, assignments, allow_code))
+    except Unfit as error:
+        certified = certify.Certificate(what, False, [str(error)])
+    if as_json:
+        print_json(asdict(certified))
+    else:
+        answer.print("\n".join(certify.lines(certified)), soft_wrap=True)
+    if not certified.certified:
+        raise typer.Exit(1)
 
 
 @app.command("advise")

@@ -27,7 +27,7 @@ from leadline.diagnose.record import Record
 from leadline.diagnose.state import random_kept, restored, sources_of
 from leadline.diagnose.trace import tensors_in
 from leadline.diagnose.verdict import STEPS, features, judge, score
-from leadline.errors import UserError
+from leadline.errors import Unfit, UserError
 
 BATCHES = STEPS + 1  # at most: one a step, one to look at
 REACH = 8  # doublings or halvings of the rate until the edge must have come
@@ -100,7 +100,7 @@ def _inspected(subject: Subject, name: str, rate: float, warmup: int, seed: int)
     connections = subject.connections
     start = probe.look(subject, subject.batches[-1])
     if not math.isfinite(start.loss):
-        raise UserError(
+        raise Unfit(
             f"the loss is {start.loss} before the first step: look for a log of 0, a division by 0, a row of attention "
             "that is masked whole or labels that are all ignored"
         )
@@ -126,9 +126,9 @@ def _require_usable(subject: Subject) -> None:
     """Refuse what no rate could train, and what would be blamed on the rate."""
     for name, p in subject.model.named_parameters():
         if not p.detach().isfinite().all():
-            raise UserError(f"{name} holds values that are not finite: load or initialise the weights again")
+            raise Unfit(f"{name} holds values that are not finite: load or initialise the weights again")
         if p.requires_grad and p.dtype == torch.float16:
-            raise UserError(
+            raise Unfit(
                 f"{name} is float16, in which Adam's eps is 0 and small updates are lost: inspect the model in float32 "
                 "or bfloat16, and train with autocast"
             )

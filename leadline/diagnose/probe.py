@@ -28,7 +28,7 @@ from leadline.diagnose.norms import Norm
 from leadline.diagnose.record import Record
 from leadline.diagnose.state import buffers_kept, restored, seeded
 from leadline.diagnose.stream import evaluated, token_norm
-from leadline.errors import UserError, first_line
+from leadline.errors import Unfit, UserError, first_line
 from leadline.rates import diversity
 
 Loss = Callable[[Any, Any], Tensor]  # of the model's output and the batch
@@ -95,7 +95,7 @@ class Subject:
     def connections(self) -> list[Connection]:
         connections = structure.connections(self._traced[0])
         if not connections:
-            raise UserError(
+            raise Unfit(
                 f"no residual connection was found in {type(self.model).__name__}: there is nothing to inspect in a "
                 f"model that is not built of x + f(x)"
             )

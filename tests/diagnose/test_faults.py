@@ -62,7 +62,11 @@ def test_drawn_wrong_blocks_are_named(style: Style) -> None:
 def test_layers_written_by_hand_have_the_fault_they_have_and_no_other(name: str) -> None:
     torch.manual_seed(0)
     variant = VARIANTS[name]
-    assert faults_of(variant.build()) == {variant.fault} - {""}
+    wrong = [f for f in found_in(*variant.build())[1] if f.severity == "fault"]
+    assert {f.name for f in wrong} == {variant.fault} - {""}
+    for finding in wrong:
+        assert_says_what_to_do(finding)
+        assert finding.where
 
 
 def test_every_fault_is_written_in_several_ways() -> None:
@@ -207,12 +211,16 @@ def test_messages_are_one_sentence_and_say_what_to_do(mistake: str) -> None:
     _, wrong = found_in(*toy(Style(MISTAKES[mistake][1][0], fault=mistake)))
     assert wrong
     for finding in wrong:
-        message = finding.message
-        assert "\n" not in message
-        assert len(message) < 250
-        assert not re.search(r"[.!?](\s|$)", message)
-        advice = re.split(r"[:;]|, but |, so ", message, maxsplit=1)[-1]
-        assert ADVICE.search(advice), message
+        assert_says_what_to_do(finding)
+
+
+def assert_says_what_to_do(finding: Finding) -> None:
+    message = finding.message
+    assert "\n" not in message
+    assert len(message) < 250
+    assert not re.search(r"[.!?](\s|$)", message)
+    advice = re.split(r"[:;]|, but |, so ", message, maxsplit=1)[-1]
+    assert ADVICE.search(advice), message
 
 
 def test_findings_are_named_once_and_faults_know_no_torch() -> None:
