@@ -130,9 +130,10 @@ def choice(rate: float, warm: int, planned: int, tried: Sequence[Tried]) -> Choi
     loss = next(t.loss for t in tried if t.updates == last and t.rate == rate)
     spent = sum(t.updates for t in tried)
     rates = sorted({t.rate for t in tried})
+    end = " (an end of what was tried: beyond it may be better)" if rate in (rates[0], rates[-1]) else ""
     said = (
         f"lr {rate:g} has a loss of {loss:.3g} after {last} updates ({others}), the lowest rate within {NEAR:g} of the "
-        f"best; {len(rates)} from {rates[0]:g} to {rates[-1]:g} were tried, {spent} updates in all"
+        f"best; {len(rates)} from {rates[0]:g} to {rates[-1]:g} were tried{end}, {spent} updates in all"
     )
     return Choice(rate, warm, said, tuple(tried), spent)
 

@@ -76,4 +76,6 @@ def test_the_reason_names_what_was_tried() -> None:
     said = choice(rate, 40, 400, tried)
     assert said.rate == rate == 1e-3
     assert f"{said.updates} updates in all" in said.reason
-    assert "8 from 6.25e-05 to 0.064 were tried" in said.reason
+    assert "8 from 6.25e-05 to 0.064 were tried, " in said.reason
+    rate, tried = search(valley(1e9), rates, 320)
+    assert "may be better" in choice(rate, 40, 400, tried).reason
