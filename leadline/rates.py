@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from leadline.errors import UserError
@@ -30,7 +30,7 @@ LADDERS = {
 SHORTEST = 8  # updates of a short training: fewer say nothing
 LOOK = 4  # updates that a look at the other batches counts as
 OTHER = 12  # batches to look at, which no step is trained on
-COLLAPSED = 0.1  # of how much of the hidden states differs between tokens at the start: below it they are all alike
+COLLAPSED = 0.05  # of how much of the hidden states differs between tokens at the start: below it they are all alike
 NEAR = 0.02  # nats: of rates that end so near the best, the lowest
 LONGEST_WARMUP = 4000
 WARMUP_SHARE = 0.1  # of the planned updates
@@ -91,22 +91,28 @@ def search(trial: Trial, rates: Sequence[float], updates: int) -> tuple[float, l
             f"training, or a minute): {needed} are needed; train longer, or give the rate as a number"
         )
     coarse = {rate: trial(rate, length) for rate in rates[::2]}
-    middle = rates.index(min(coarse, key=lambda rate: _badness(coarse[rate])))
+    order = _badness(coarse)
+    middle = rates.index(min(order, key=lambda rate: order[rate]))
     fine = {rate: trial(rate, 2 * length) for rate in rates[max(middle - 1, 0) : middle + 2]}
-    best = min(map(_badness, fine.values()))
-    if math.isinf(best[1]):
+    order = _badness(fine)
+    failed, loss = min(order.values())
+    if math.isinf(loss):
         raise UserError(
             f"the loss is not finite at any rate from {min(rates):g} to {max(rates):g}: look at the model with "
             "leadline inspect"
         )
     tried = [Tried(r, n, end.loss) for ends, n in ((coarse, length), (fine, 2 * length)) for r, end in ends.items()]
-    return min(rate for rate, end in fine.items() if _badness(end) <= (best[0], best[1] + NEAR)), tried
+    return min(rate for rate in fine if order[rate] <= (failed, loss + NEAR)), tried
 
 
-def _badness(end: Ended) -> tuple[bool, float]:
-    """Whether it has failed, and its loss: a rate whose tokens have become alike comes after all whose have not."""
-    loss = end.loss if math.isfinite(end.loss) else math.inf
-    return math.isinf(loss) or not end.diversity >= COLLAPSED, loss
+def _badness(ends: Mapping[float, Ended]) -> dict[float, tuple[bool, float]]:
+    """Of each rate: whether it has failed, and its loss. Above one that has, all have: it would be by luck."""
+    failed, badness = False, {}
+    for rate in sorted(ends):
+        loss = ends[rate].loss if math.isfinite(ends[rate].loss) else math.inf
+        failed = failed or math.isinf(loss) or not ends[rate].diversity >= COLLAPSED
+        badness[rate] = (failed, loss)
+    return badness
 
 
 def warmup(planned: int) -> int:
@@ -124,9 +130,10 @@ def choice(rate: float, warm: int, planned: int, tried: Sequence[Tried]) -> Choi
     loss = next(t.loss for t in tried if t.updates == last and t.rate == rate)
     spent = sum(t.updates for t in tried)
     rates = sorted({t.rate for t in tried})
+    end = " (an end of what was tried: beyond it may be better)" if rate in (rates[0], rates[-1]) else ""
     said = (
         f"lr {rate:g} has a loss of {loss:.3g} after {last} updates ({others}), the lowest rate within {NEAR:g} of the "
-        f"best; {len(rates)} from {rates[0]:g} to {rates[-1]:g} were tried, {spent} updates in all"
+        f"best; {len(rates)} from {rates[0]:g} to {rates[-1]:g} were tried{end}, {spent} updates in all"
     )
     return Choice(rate, warm, said, tuple(tried), spent)
 

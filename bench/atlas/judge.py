@@ -235,7 +235,7 @@ def autos(rows: Rows, whole: Sequence[Case]) -> list[str]:
     """What optim.lr=auto chose, beside the best of the rates that were trained, and where it ended worse."""
     seen = {c.cell.name for c in whole} & rows.first.keys()
     groups = {
-        "the first form, which looked at 4 other batches": (rows.first, seen),
+        "earlier forms (4 other batches; a failure was no bound)": (rows.first, seen),
         "as it is, on the cells after which it was changed": (rows.autos, seen),
         "as it is, on the others": (rows.autos, {c.cell.name for c in whole} - seen),
     }

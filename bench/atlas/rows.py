@@ -19,7 +19,7 @@ FILES = {
     "auto": "atlas_auto.jsonl",
     "verdict": "atlas_verdicts.jsonl",
 }
-FIRST = "atlas_auto_first.jsonl"  # chosen by the first form of the search, which looked at 4 other batches and not 12
+FIRST = "atlas_auto_first.jsonl"  # what earlier forms of the search chose: the cells after which it was changed
 Row = dict[str, Any]
 
 

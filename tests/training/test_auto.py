@@ -115,3 +115,12 @@ def test_a_signal_ends_the_look(asked: Config, tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         train(asked, tmp_path / "run", [stop])
+
+
+def test_a_warm_up_alone_needs_no_look(asked: Config, tmp_path: Path) -> None:
+    said: list[Event] = []
+    run = train(asked.set(optim={"lr": 1e-3}, train={"updates": 20}), tmp_path / "run", [said.append])
+    written = configuration.load(run / "config.toml")
+    assert (written.optim.lr, written.optim.warmup) == (1e-3, 2)
+    assert facts_of(run)["reasons"].keys() == {"optim.warmup"}
+    assert not any(event.message.startswith("choosing") for event in said)
