@@ -47,9 +47,6 @@ def _inspected(
         raise UserError("--seeds must be at least 1 and --warmup 0 or more")
     from leadline.cli import subjects
     from leadline.diagnose.inspect import inspect_seeds
-    from leadline.report import inspections, page
-
-    figures = page.beside(html) if html else None
 
     with counting("steps") as progress, subjects.importing_here():
         make, config = subjects.find(what, lr, assignments or [], progress, allow_code)
@@ -72,6 +69,9 @@ def inspect_command(
     as_json: Json = False,
 ) -> None:
     """Say before training whether a model will train, which layer is the trouble and what to change."""
+    from leadline.report import inspections, page
+
+    figures = page.beside(html) if html else None
     inspected = _inspected(what, lr, warmup, seeds, assignments, allow_code, deeper=bool(html))
     if out:
         inspected.save(out)
@@ -151,12 +151,12 @@ def explain_command(
 ) -> None:
     """Say what went wrong in a training, where, since which update, and what to do; or that it is healthy."""
     from leadline.diagnose.explain import explain
+    from leadline.report import explanations, page
 
+    figures = page.beside(html) if html else None
     explanation = explain(run)
     if html:
-        from leadline.report import explanations, page
-
-        page.write(f"leadline explain {run.name}", explanations.sections_of(explanation), html, html.with_suffix(""))
+        page.write(f"leadline explain {run.name}", explanations.sections_of(explanation), html, figures)
     if as_json:
         print_json(
             {
