@@ -87,5 +87,6 @@ def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace
     tokens, waited = sorted(speeds)[len(speeds) // 2]
     training = {"contestant": "leadline, in a training", "tokens_per_second": tokens, "wait_share": waited}
     if "seconds" in step:  # of a million tokens, as of the training
+        del step["ms_a_step"]
         step["seconds"] = [1e6 / step["tokens_per_second"]]
     return [training | {"seconds": [1e6 / each for each, _ in speeds]}, step]
