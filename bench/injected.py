@@ -388,6 +388,17 @@ def tell() -> None:
     healthy = [row for row in rows if not row["fault"]]
     said, alarmed = (sum(bool(row[key]) for row in healthy) for key in ("named", "alarm"))
     print(f"{len(healthy)} healthy trainings: explain found a fault in {said}, {alarmed} had an alarm")
+    _tell_saved()
+
+
+def _tell_saved() -> None:
+    """How far from the undisturbed training each bad batch left its own, rolled back and not."""
+    rows = list(csv.DictReader((RESULTS / "rollback.csv").open(encoding="utf-8")))
+    ends = {(row["training"], row["seed"], row["how"]): float(row["valid_nll"]) for row in rows}
+    for how in ("ignore", "rollback"):
+        apart = [loss - ends[t, seed, "undisturbed"] for (t, seed, done), loss in ends.items() if done == how]
+        near = sum(abs(nats) <= 0.02 for nats in apart)
+        print(f"{how}: {near} of {len(apart)} within 0.02 nats of the undisturbed training, {max(apart):.4f} at most")
 
 
 # Going on from a bad batch

@@ -164,7 +164,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """Within it the model can be run without a trace: random states, buffers and autocast's cache are as they were."""
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     state, cached = random.getstate(), torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # weights cast without gradients would be taken for those of the update
+    torch.set_autocast_cache_enabled(False)  # what is cast here is not for the update
     stance = torch.compiler.set_stance("force_eager")
     try:
         with stance:

@@ -206,7 +206,7 @@ def test_a_spike_stops_where_that_is_asked_and_after_too_many(
 
 
 def test_without_a_spike_nothing_changes(plain: Path, config: Config, tmp_path: Path) -> None:
-    for asked in ("skip", "rollback", "stop"):
+    for asked in ("skip", "rollback"):
         assert same(plain, train(config.set(train={"on_spike": asked}), tmp_path / asked))
 
 
