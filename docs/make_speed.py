@@ -153,7 +153,7 @@ def page() -> str:
     text = (DOCS / "performance.md").read_text(encoding="utf-8")
     for (begin, end), made in ((TABLE, table()), (LIST, everything())):
         before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n{made}\n{end}{rest.partition(end)[2]}"
+        text = f"{before}{begin}\n\n{made}\n\n{end}{rest.partition(end)[2]}"
     return text
 
 

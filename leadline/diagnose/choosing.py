@@ -20,7 +20,8 @@ from torch import nn
 from leadline import rates
 from leadline.diagnose import trace
 from leadline.diagnose.inspect import optimizer_of
-from leadline.diagnose.probe import Loss, Subject, output_of, quiet, restored, seeded, take_step
+from leadline.diagnose.probe import Loss, Subject, in_words, output_of, quiet, restored, seeded, take_step
+from leadline.diagnose.state import random_kept, sources_of
 from leadline.errors import UserError
 from leadline.rates import Choice, Ended, diversity
 
@@ -45,7 +46,19 @@ def choose(
     """
     if updates < 1 or (warmup is not None and warmup < 0):
         raise UserError("choose needs the updates of the training, 1 or more, and a warm-up of 0 or more")
-    with torch.random.fork_rng():  # a loader that shuffles draws
+    with random_kept([*sources_of(batches), *model.modules()]):  # a loader that shuffles draws, and so do models
+        return _chosen(model, batches, loss, optimizer, updates, warmup)
+
+
+def _chosen(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss: Loss | None,
+    optimizer: torch.optim.Optimizer | None,
+    updates: int,
+    warmup: int | None,
+) -> Choice:
+    with in_words("no batch could be read"):
         taken = list(itertools.islice(batches, MOST))
     if len(taken) < FEWEST:
         raise UserError(

@@ -85,7 +85,7 @@ def _unpadded(padded: Tensor, slots: Tensor, size: int) -> Tensor:
     if len(slots) == size:
         return padded.index_select(0, slots)
     packed = padded.new_empty(size, *padded.shape[1:])
-    torch.index_select(padded, 0, slots, out=packed[: len(slots)])
+    packed[: len(slots)] = padded.index_select(0, slots)  # out= would hide from inspect where it is from
     packed[len(slots) :] = 0
     return packed
 

@@ -89,7 +89,7 @@ def test_it_starts_from_the_weights_that_training_starts_from(asked: Config, tmp
         patch.setattr(choosing, "chosen", noting)
         run = train(asked.set(train={"start": str(first)}), tmp_path / "second")
     (arguments,) = began
-    assert arguments[-2].__name__ == "_begin"
+    assert arguments[-2].__name__ == "begun"
     assert configuration.load(run / "config.toml").optim.lr != "auto"
 
 
