@@ -217,20 +217,9 @@ def _updates(
         logs = finished or evaluates or state.update % train.log_every == 0
         if signals and not setup.world.grouped:
             stop = signals[0]
-        if logs or saves or stop or setup.device.type == "cpu":  # elsewhere, looking means waiting for the device
-            spikes, told = recorder.read(lr)
-            for message in told:
-                setup.tell("message", state.update, message=message)
-            if spikes and train.on_spike == "rollback" and state.spikes < MOST:
-                writer.wait()
-                return spikes[0]
-            _met(setup, state, spikes)
-            if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
-                metrics.write(
-                    {"update": state.update, "loss": float(result.loss), "grad_norm": float(result.grad_norm)}
-                )
-            if not result.skipped:
-                _require_finite(setup, state, result, writer)
+        looks = logs or saves or stop or setup.device.type == "cpu"  # elsewhere, looking means waiting for the device
+        if looks and (back := _read(setup, state, metrics, recorder, result, lr, writer)):
+            return back
         for row, alarm in result.watched:
             metrics.write({"update": state.update, **row})
             if alarm:
@@ -272,6 +261,30 @@ def rate_of(setup: Setup, state: State, update: int) -> float:
     train = setup.config.train
     rolled_back = state.spikes if train.on_spike == "rollback" else 0
     return setup.rate(update) * train.spike_lr**rolled_back
+
+
+def _read(
+    setup: Setup,
+    state: State,
+    metrics: Metrics | Unwritten,
+    recorder: Recorder,
+    result: Result,
+    lr: float,
+    writer: saving.Writer,
+) -> Spike | None:
+    """Look at the numbers of the updates since the last time; the spike that is to be rolled back, if any."""
+    spikes, told = recorder.read(lr)
+    for message in told:
+        setup.tell("message", state.update, message=message)
+    if spikes and setup.config.train.on_spike == "rollback" and state.spikes < MOST:
+        writer.wait()
+        return spikes[0]
+    _met(setup, state, spikes)
+    if not math.isfinite(result.loss) or not math.isfinite(result.grad_norm):
+        metrics.write({"update": state.update, "loss": float(result.loss), "grad_norm": float(result.grad_norm)})
+    if not result.skipped:
+        _require_finite(setup, state, result, writer)
+    return None
 
 
 def _watchers(setup: Setup) -> list[Watcher]:
