@@ -1,6 +1,6 @@
 """The table that opens performance.md: what was measured of each goal, from the newest JSON of its kind.
 
-python docs/make_speed.py writes it into docs/performance.md, between its marks, and the list of all results at its end.
+python -m docs.make_speed writes it into docs/performance.md, between its marks, and the list of all results at its end.
 """
 
 from __future__ import annotations

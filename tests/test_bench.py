@@ -277,7 +277,7 @@ def test_a_training_beside_its_step(tmp_path: Path) -> None:
 
 
 def test_the_table_of_goals_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails: python docs/make_speed.py"""
+    """If this fails: python -m docs.make_speed"""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "docs"))
     import make_speed
 
