@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.faults.process import Ended, call, load
-from bench.faults.subjects import RECIPES, Whole, make_text, metrics
+from bench.faults.subjects import Whole, make_text, metrics
 from bench.faults.world import Together, together
 from leadline import history
 from leadline.config import Config, TrainConfig, to_toml
@@ -77,7 +77,7 @@ def alone(four: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(four, tmp_path_factory.mktemp("alone") / "run")
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 4])
 def test_translation_is_the_same_by_any_number_of_processes(
     four: Config, alone: Path, size: int, tmp_path: Path
 ) -> None:
@@ -105,7 +105,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("task", RECIPES)
+# The others differ from these, or from the translation above, in what one process computes.
+@pytest.mark.parametrize("task", ["many", "next_sentence", "causal_lm", "classification"])
 def test_every_task_is_the_same_by_two_processes(task: str, texts: Path) -> None:
     """Trained on three micro-batches an update, and evaluated."""
     short = "train.accumulate=3 train.updates=4 train.eval_every=2 train.save_every=0 train.bleu_sentences=9"
@@ -386,8 +387,8 @@ def test_what_cannot_be_shared_is_one_sentence(alone: Path, tmp_path: Path) -> N
     assert "checkpoint is 00000003 in process 0 and 00000006" in by_rank(
         lambda rank: [*evaluate, "--checkpoint", f"{rank * 3 + 3}"]
     )
-    assert "is not a run" in by_rank(lambda rank: [["evaluate", "nothing"], evaluate][rank])
-    assert "is not a run" in by_rank(lambda rank: [evaluate, ["evaluate", "nothing"]][rank])
+    assert "nothing does not exist" in by_rank(lambda rank: [["evaluate", "nothing"], evaluate][rank])
+    assert "nothing does not exist" in by_rank(lambda rank: [evaluate, ["evaluate", "nothing"]][rank])
 
 
 def test_items_come_back_in_the_order_they_were_dealt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ def test_everything_is_afterwards_as_it_was(failure: str) -> None:
         leadline.inspect(seen.model, seen.batch, seen.loss, seen.optimizer)
     except (UserError, KeyboardInterrupt) as error:
         raised = error
-    assert type(raised) is {"none": type(None), "Ctrl-C in a step": KeyboardInterrupt}.get(failure, UserError)
+    assert isinstance(raised, {"none": type(None), "Ctrl-C in a step": KeyboardInterrupt}.get(failure, UserError))
     assert sentence in str(raised)
     assert "\n" not in str(raised)
     now = states(seen)

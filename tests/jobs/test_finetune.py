@@ -68,7 +68,7 @@ def weights_at_start(config: Config, folder: Path) -> dict[str, torch.Tensor]:
 
     train_ = loop._train
 
-    def stop(setup: Any, state: Any, signals: Any) -> None:
+    def stop(setup: Any, *others: Any) -> None:
         found.update({name: p.detach().clone() for name, p in setup.model.named_parameters()})
 
     loop._train = stop

@@ -168,6 +168,8 @@ def gives_its_weights_gradients(model: Transformer) -> None:
     model.zero_grad()
 
 
+# Those whose papers go so deep, and one of each kind of stream: 100 layers take seconds.
+DEEP = ["deepnorm", "pre_ln", "admin", "dlcl", "keel", "siamese_norm"]
 CASES = [
     (placement, architecture, norm)
     for placement, found in PLACEMENTS.items()
@@ -183,7 +185,7 @@ CASES = [
         (*case, depth)
         for case in CASES
         for depth in ((2, 12, 100) if "layer_norm" in case else (2,))
-        if depth < 100 or "encoder-decoder" in case  # which has both stacks at that depth
+        if depth < 100 or ("encoder-decoder" in case and case[0] in DEEP)  # which has both stacks at that depth
     ],
 )
 def test_placement_keeps_its_promises(placement: str, architecture: str, norm: str, depth: int, tmp_path: Path) -> None:
@@ -202,14 +204,13 @@ def is_norm(module: nn.Module) -> bool:
 
 
 # Compiling takes seconds a placement: one of each kind of stream, and of what is learnt in it and within a branch.
-COMPILED = ["pre_ln", "deepnorm", "dlcl", "resi_dual", "siamese_norm", "sub_ln", "hybrid_norm"]
+COMPILED = ["pre_ln", "dlcl", "siamese_norm", "hybrid_norm"]
 
 
-@pytest.mark.parametrize(("placement", "norm"), [*((name, "layer_norm") for name in COMPILED), ("pre_ln", "rms_norm")])
-def test_compiled_blocks_give_what_eager_ones_give(placement: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("placement", COMPILED)
+def test_compiled_blocks_give_what_eager_ones_give(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced by torch.compile; what its code generator makes of it is tested with the training step."""
-    layers = {"mix_ln": 4, "dlcl": 2}.get(placement, 1)  # those whose layers are not all alike
-    model = build(placement, "encoder-decoder", layers, norm=norm)
+    model = build(placement, "encoder-decoder", 2 if placement == "dlcl" else 1)
     wake(model)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch._dynamo.reset()

@@ -119,7 +119,7 @@ def test_the_command_line_trains_evaluates_and_writes(
     report = leadline("report", run, "--out", tmp_path / "report.html")
     assert report.code == 0, report.err
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Validation bits_per_byte" in page
+    assert "Validation bits per byte" in page
     assert "Validation trigram" not in page  # a line that does not change
     assert f"next: leadline evaluate {run}, or echo … | leadline generate {run}\n" in done.out
     said = json.loads(leadline("evaluate", run, "--json").out)
