@@ -6,18 +6,22 @@ READY := .venv/.ready
 SMALL := .venv/.small
 SITE := .venv/.site
 
-.PHONY: demo test check lint docs bench reproduce-tiny clean
+.PHONY: demo test slow check lint docs bench reproduce-tiny clean
 demo: $(SMALL)
 	$(BIN)/leadline demo
 
-# Three workers for two cores: some tests wait for processes of their own.
+# Three workers for two cores: some tests wait for processes of their own. `check` runs the slow ones too.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+	$(PYTEST) -m "not slow"
+
+slow: $(READY)
+	$(PYTEST) -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-check: lint test
+check: lint slow test
 
 # The documents as a site, in site/: warnings are errors, and nothing is asked of a network.
 docs: $(SITE)

@@ -117,6 +117,7 @@ def test_train_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert report.markdown(path).count("\n|") == len(facts["rows"]) + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["bert", "--only", "eager"], ["lm", "--only", "eager"], ["memory", "--depths", "1", "2"], ["prepare"]]
 )
@@ -128,6 +129,7 @@ def test_the_others_run(words: list[str], tmp_path: Path) -> None:
     assert not [row for row in facts["rows"] if "failed" in row]
 
 
+@pytest.mark.slow
 def test_decoding_random_weights_gives_the_same_translations(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     facts = bench("decode", "--size", "tiny", "--sentences", "8", out=tmp_path)
@@ -191,6 +193,7 @@ def test_what_fits_where_agrees_with_what_one_gpu_has_measured() -> None:
     assert fits.table(one) in document
 
 
+@pytest.mark.slow
 def test_trainer_ends_where_ours_does_with_the_same_batches(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from bench import command as commands
@@ -268,6 +271,7 @@ def test_the_first_update_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (config.train.updates, config.train.epochs, config.train.log_every) == (1, 0, 1)
 
 
+@pytest.mark.slow
 def test_a_training_beside_its_step(tmp_path: Path) -> None:
     golden.text(tmp_path / "text")
     training, step = bench("loop", "--text", str(tmp_path / "text"), out=tmp_path)["rows"]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.slow
 def test_what_breaks_is_told_or_changes_nothing() -> None:
     if not hasattr(os, "fork"):
         pytest.skip("commands are forked")

@@ -80,6 +80,7 @@ def test_placements_gives_deepnorms_constants_for_an_encoder_alone(leadline: Lea
     assert all(row["stack"] == "encoder" for row in rows)
 
 
+@pytest.mark.slow
 def test_placements_compare_measures_each(leadline: Leadline, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: PLACEMENTS[name] for name in ("post_ln", "rezero")}
     monkeypatch.setattr("leadline.placement.PLACEMENTS", few)

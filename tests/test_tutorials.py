@@ -92,6 +92,7 @@ def here(monkeypatch: pytest.MonkeyPatch, in_process: Callable[..., None]) -> No
     monkeypatch.setattr(page, "picture", lambda chart: Figure())  # a second of CPU for each chart, tested elsewhere
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tutorial", PAGES, ids=lambda path: path.stem)
 def test_a_tutorial_runs(tutorial: Path, folder: Path, here: None, leadline: Callable[..., Any]) -> None:
     if tutorial.stem == "fairseq":

@@ -87,6 +87,7 @@ def test_translation_is_the_same_by_any_number_of_processes(
     assert metrics(run) == metrics(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optim", [{"name": "adamw"}, {"name": "radam"}, {"name": "sgd", "momentum": 0.9}], ids=lambda optim: optim["name"]
 )
@@ -124,6 +125,7 @@ def test_every_task_is_the_same_by_two_processes(task: str, texts: Path) -> None
     assert ended[1].out + ended[1].err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("captured")
 def test_a_captured_step_by_two_processes(tiny: Config, tmp_path: Path) -> None:
     """Each adds up its own micro-batches first, so that losses differ in the last digits. The third update has one."""
@@ -352,6 +354,7 @@ def test_global_tokens_are_whole_batches() -> None:
         TrainConfig(updates=1, batch_tokens=512, global_tokens=1024, accumulate=2)
 
 
+@pytest.mark.slow
 def test_evaluation_and_translation_are_shared_and_the_same(alone: Path, tmp_path: Path) -> None:
     """By two processes and by one, of a translator; process 1 says nothing."""
     numbers = (alone / "evaluated.txt", ["eins", "", "zwei drei", "neun " * 90, "vier"] * 4)

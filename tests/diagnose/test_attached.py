@@ -313,6 +313,7 @@ def test_names_of_layers_that_share_a_module_say_what_they_are() -> None:
 # Other people's trainers
 
 
+@pytest.mark.slow
 def test_in_the_trainer_of_transformers(tmp_path: Path) -> None:
     transformers, _ = pytest.importorskip("transformers"), pytest.importorskip("accelerate")
 

@@ -387,6 +387,7 @@ def test_a_rate_far_too_high_does_not_train() -> None:
     assert any(line.startswith("lower the rate") for line in found.verdict.remedies)
 
 
+@pytest.mark.slow
 def test_seeds_are_drawn_one_by_one_and_the_middle_one_speaks() -> None:
     def make(seed: int) -> Subject:
         torch.manual_seed(seed)

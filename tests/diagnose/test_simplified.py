@@ -164,6 +164,7 @@ def test_hidden_norms_are_bounded_as_theorem_1_asks() -> None:
 # --- Theorem 1 --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("placement", "expected"), [("post_ln", 0.0), ("pre_ln", -0.5)])
 def test_theorem_1_in_the_depth(placement: str, expected: float) -> None:
     """Slope of log ‖∂L/∂W^{2,L}‖ over log L, L = 6 … 96, ten seeds, d = 128: within 0.1."""

@@ -208,6 +208,7 @@ compile(search._advance, K=5, C=10, BEAMS=8, WIDE=16, BLOCK=32)
 """
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_for_a_gpu() -> None:
     """The interpreter accepts what the compiler does not, such as a variable that changes its type in a loop."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -363,6 +363,7 @@ def test_fp32_is_left_alone() -> None:
         assert torch.equal(logits(model), exact)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_equal_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a C++ compiler by `aot_eager`: as the default, `inductor`, but that it generates no code."""
     backend = "inductor" if any(map(shutil.which, ("c++", "g++", "clang++"))) else "aot_eager"
@@ -387,6 +388,7 @@ def test_compiled_blocks_equal_eager(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_that_its_user_compiles_whole_has_the_same_gradients() -> None:
     """On torch 2.11 those of the encoder were lost in what it made of the padding around attention."""
     if not pytest.importorskip("torch._dynamo").is_dynamo_supported():

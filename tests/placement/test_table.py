@@ -182,10 +182,10 @@ CASES = [
 @pytest.mark.parametrize(
     ("placement", "architecture", "norm", "depth"),
     [
-        (*case, depth)
+        pytest.param(*case, depth, marks=[pytest.mark.slow] if depth == 100 else [])
         for case in CASES
-        for depth in ((2, 12, 100) if "layer_norm" in case else (2,))
-        if depth < 100 or ("encoder-decoder" in case and case[0] in DEEP)  # which has both stacks at that depth
+        for depth in ((2, 12, 100) if case[1:] == ("encoder-decoder", "layer_norm") else (2,))
+        if depth < 100 or case[0] in DEEP
     ],
 )
 def test_placement_keeps_its_promises(placement: str, architecture: str, norm: str, depth: int, tmp_path: Path) -> None:
@@ -207,6 +207,7 @@ def is_norm(module: nn.Module) -> bool:
 COMPILED = ["pre_ln", "dlcl", "siamese_norm", "hybrid_norm"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", COMPILED)
 def test_compiled_blocks_give_what_eager_ones_give(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traced by torch.compile; what its code generator makes of it is tested with the training step."""

@@ -457,6 +457,7 @@ def test_a_live_page_follows_a_training(followed: tuple[Any, Training, Callable[
     assert opened.locator("[data-series]").count() > 0
 
 
+@pytest.mark.slow
 def test_a_live_page_on_a_phone(followed: tuple[Any, Training, Callable[[], None]]) -> None:
     opened, training, _ = followed
     training.begin()

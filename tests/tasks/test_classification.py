@@ -166,6 +166,7 @@ def test_graph_and_eager_have_the_same_losses_and_weights(labelled: Config) -> N
             assert (weight - results[1][1][name]).abs().max() < 2e-3, name
 
 
+@pytest.mark.slow
 def test_it_learns_what_can_be_learnt(tmp_path: Path) -> None:
     """Whether two texts begin with the same word: nothing in either text alone tells."""
     from leadline.training.loop import train

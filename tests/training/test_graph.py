@@ -152,6 +152,7 @@ def test_a_pooler_that_nothing_reads_stays_as_it_is(config: Config, way: str) ->
     assert changed == {name for name in before if not name.startswith("classifier.")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["pre_ln", "dlcl"])
 def test_recompute_changes_nothing(config: Config, placement: str) -> None:
     for step in ("graph", "eager"):
@@ -162,6 +163,7 @@ def test_recompute_changes_nothing(config: Config, placement: str) -> None:
         assert all(torch.equal(weights[name], same[name]) for name in weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["graph", "eager"])
 def test_a_micro_batch_draws_the_same_whoever_computes_the_others(config: Config, way: str) -> None:
     """The gradient of the second of two is that of both less that of the first, and does not depend on `accumulate`."""
@@ -178,6 +180,7 @@ def test_a_micro_batch_draws_the_same_whoever_computes_the_others(config: Config
     assert losses(2) == pytest.approx(losses(4), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_dropout_is_a_function_of_the_update(config: Config) -> None:
     config = config.set(model={"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1})
     step, batches, _ = steps(config)
