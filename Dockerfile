@@ -1,7 +1,7 @@
 # The command line in a container, on CPUs:
 #
 #   docker build -t leadline .
-#   docker run --rm -it -v "$PWD:/work" leadline train small_pre_ln --out runs/mine --set data.source=text:my/folder
+#   docker run --rm -it -v "$PWD:/data" leadline train small_pre_ln --out runs/mine --set data.source=text:my/folder
 #
 # torch comes from pip's own index, on x86 with the libraries for NVIDIA GPUs (docker run --gpus all uses them). For a
 # smaller image, --build-arg INDEX=… names the index of PyTorch's builds for CPUs.
@@ -14,7 +14,7 @@ ARG INDEX=""
 COPY . /leadline
 RUN pip install --no-cache-dir ${INDEX:+--extra-index-url "$INDEX"} /leadline
 
-WORKDIR /work
-ENV LEADLINE_CACHE=/work/.leadline
+WORKDIR /data
+ENV LEADLINE_CACHE=/data/.leadline
 ENTRYPOINT ["leadline"]
 CMD ["--help"]
