@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -78,6 +81,17 @@ def test_it_chooses_a_rate_that_learns_and_puts_everything_back() -> None:
             optimizer.step()
         ends[rate] = float(last.detach())
     assert min(ends, key=lambda rate: ends[rate]) == choice.rate
+
+
+def test_all_random_numbers_are_left_as_they_were() -> None:
+    """Also those that a loss or a loader draws from Python and NumPy."""
+
+    def noisy(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return loss(output, tokens) * (1 + 1e-3 * random.random() + 1e-3 * np.random.rand())
+
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    leadline.choose(Tiny(), (batch for batch in drawn(9) if random.random() >= 0), noisy, updates=400)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
 def test_what_it_cannot_choose_is_a_sentence() -> None:
