@@ -381,12 +381,20 @@ SLOW: tuple[Callable[[Timeline], Iterator[Cause]], ...] = (_norm, _not_finite, _
 
 # In words
 
+# What is said where nothing was found and nobody has looked into the model: Post-LN that is stuck is such a training.
+NOT_SEEN = (
+    "nobody looked into the model: that its tokens have become alike, or that it learns no more than frequencies, "
+    "is not seen without looks; train with --watch 50"
+)
+
 
 def lines(explanation: Explanation) -> list[str]:
     facts = explanation.facts
     seen = f"updates {facts['first']} to {facts['last']}"
     if explanation.healthy:
-        return [f"{explanation.name}: healthy ({seen}, {facts['looks']} looks)", *_curve(explanation, None)]
+        answer = "healthy" if facts["looks"] else "no sudden fault"
+        title = f"{explanation.name}: {answer} ({seen}, {facts['looks']} looks)"
+        return [title, *([] if facts["looks"] else [f"  {NOT_SEEN}"]), *_curve(explanation, None)]
     first, *others = explanation.causes
     said = [f"{explanation.name}: {_words(first)} ({seen})", f"  {first.message}", f"  to do: {first.remedy}"]
     said += [f"  what else was seen: {cause.message}" for cause in others]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from leadline.alarm import layer_values
-from leadline.diagnose.explain import KINDS, Explanation
+from leadline.diagnose.explain import KINDS, NOT_SEEN, Explanation
 from leadline.history import Row, number
 from leadline.report.page import Chart, Section, Series, Table, Words
 
@@ -17,6 +17,9 @@ def sections_of(explanation: Explanation) -> list[Section]:
     rows = [row for row in explanation.rows if "loss" in row]
     if explanation.healthy:
         seen = f"Nothing unusual was found in updates {explanation.facts['first']} to {explanation.facts['last']}."
+        if not explanation.facts["looks"]:
+            unseen = _sentence(NOT_SEEN)
+            return [Words(f"{explanation.name}: no sudden fault", [seen, unseen], "plain"), *_charts(rows)]
         return [Words(f"{explanation.name}: healthy", [seen], "good"), *_charts(rows)]
     first = explanation.causes[0]
     said = [_sentence(first.message), f"To do: {first.remedy}."]

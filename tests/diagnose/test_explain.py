@@ -131,7 +131,9 @@ def test_noise_is_no_fault(noise: float) -> None:
     for seed in range(5):
         explanation = explain(rows(noise=noise, seed=seed))
         assert explanation.healthy, explanation.causes
-        assert "healthy" in str(explanation)
+        assert "no sudden fault" in str(explanation)
+        assert "nobody looked into the model" in str(explanation)  # which is not said to be healthy
+        assert "healthy" not in str(explanation)
 
 
 def test_a_bad_batch_is_named_by_its_rows() -> None:
@@ -155,7 +157,9 @@ def test_what_only_looks_show(kind: str, values: dict[str, float]) -> None:
     (cause,) = explain(rows(), looks).causes
     assert (cause.kind, cause.where) == (kind, "b.attn")
     assert 70 < cause.update <= 80
-    assert explain(rows(), [look(update) for update in range(10, 111, 10)]).healthy
+    looked = explain(rows(), [look(update) for update in range(10, 111, 10)])
+    assert looked.healthy
+    assert "healthy" in str(looked)
 
 
 def test_metrics_alone_say_what_they_can() -> None:
