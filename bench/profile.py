@@ -11,22 +11,24 @@ from collections import defaultdict
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bench import bert, ours
+from bench import bert, lm, ours
 from bench.measure import Row, Setting, wait
 from bench.workload import SIZES as TRANSLATION
 from bench.workload import make_pool
 from leadline.errors import UserError
 
-SIZES = {**TRANSLATION, **bert.SIZES}
+SIZES = {**TRANSLATION, **bert.SIZES, **lm.SIZES}
 PASSES = 3
 PRODUCTS = ("nvjet", "gemm", "cutlass", "cublas", "splitK")
 
 
-def run(size: bert.Size, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:
+def run(size: bert.Size | lm.Size, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:
     if setting.device.type != "cuda":
         raise UserError("profile looks at kernels of a GPU: give --device cuda")
     if isinstance(size, bert.Size):
         work = bert.leadline(size, setting, "graph")
+    elif isinstance(size, lm.Size):
+        work = lm.leadline(size, setting, "graph")
     else:
         work = ours.leadline(size, make_pool(size), setting, "graph")
     work.run()

@@ -162,6 +162,9 @@ class Store:
     def notes(self) -> list[str]:
         """What people should know before they compare results, a sentence each: how the text was read, and its size."""
         chosen = _chosen(self.asked, self.data) if self.asked else []
+        size = self.manifest["vocab_size"]
+        if size < self.data.vocab_size and not self.data.vocabulary:
+            chosen.append(f"the text is enough for a vocabulary of {size:,}, not {self.data.vocab_size:,} tokens")
         return [*chosen, *self.manifest.get("notes", []), *published.compared(self.data, self.manifest["splits"])]
 
     def split(self, name: str, kind: str = "pairs") -> Split:

@@ -131,12 +131,7 @@ def _usable(tokenizer: Tokenizer, documents: bool) -> Tokenizer:
 
 
 def _sized(bpe: BPE, config: DataConfig) -> BPE:
-    """Refuses what has another size than was asked for."""
-    if bpe.get_vocab_size() < config.vocab_size:
-        raise UserError(
-            f"data.vocab_size={config.vocab_size} is too large for this corpus, which has only "
-            f"{bpe.get_vocab_size()} characters and merges: set data.vocab_size={bpe.get_vocab_size()} or less"
-        )
+    """Refuses a vocabulary larger than was asked for; a smaller one is all that the text has (Store.notes says so)."""
     if bpe.get_vocab_size() > config.vocab_size:
         raise UserError(
             f"data.vocab_size={config.vocab_size} is too small for this corpus, whose characters alone need "

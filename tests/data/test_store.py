@@ -345,14 +345,13 @@ def test_reading_a_row_maps_the_file_and_does_not_load_it(corpus) -> None:
     assert all(isinstance(array, np.memmap) for array in found.tokens)
 
 
-def test_a_vocabulary_too_large_is_refused_with_one_that_works(corpus) -> None:
-    config = corpus(vocab_size=5000)
-    message = refusal(config)
-    suggested = re.search(r"set data\.vocab_size=(\d+) or less", message)
-    assert "data.vocab_size=5000" in message
-    assert suggested
-    works = dataclasses.replace(config, vocab_size=int(suggested[1]))
-    assert Store(prepare(works)).tokenizer.vocab_size == works.vocab_size
+def test_a_vocabulary_larger_than_the_text_gives_is_as_large_as_it_gets_and_says_so(corpus) -> None:
+    largest = Store(prepare(corpus(vocab_size=5000)))
+    size = largest.tokenizer.vocab_size
+    assert largest.notes[0] == f"the text is enough for a vocabulary of {size:,}, not 5,000 tokens"
+    asked = Store(prepare(corpus(vocab_size=size)))
+    assert asked.tokenizer.encode(["ein Haus"], "de") == largest.tokenizer.encode(["ein Haus"], "de")
+    assert not any("vocabulary" in note for note in asked.notes)
 
 
 def test_a_vocabulary_too_small_is_refused_with_one_that_works(corpus) -> None:
