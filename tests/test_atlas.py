@@ -49,7 +49,7 @@ def test_rates_are_trained_coarsely_then_around_the_best_and_the_edge() -> None:
 
 @pytest.mark.parametrize(("task", "arch"), [(task, arch) for task, archs in design.TASKS.items() for arch in archs])
 def test_every_kind_of_cell_has_a_loss_that_a_step_lowers(task: str, arch: str) -> None:
-    start = "small" if "small" in design.STARTS[arch] else "xavier"
+    start = "small" if "small" in design.STARTS[arch] else "own"
     cell = Cell(task, arch, design.PLACEMENTS[arch][-1], start, 32, 1, "adam", 64, 0)
     subject = trainings.Subject(cell, 1)
     before = subject.judged([subject.batch(0)])[0]

@@ -38,6 +38,7 @@ from leadline.training.shared import Shared
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="where a GPU is in use, none can be forked: .ci/gpu hides it"),
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]
 

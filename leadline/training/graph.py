@@ -74,6 +74,7 @@ class GraphStep:
         self.measured = torch.zeros(2, device=self.device)  # loss and gradient norm
         self.batch: Any = None  # on the device, at its fixed place
         self.data = torch.empty(0)
+        self.stream: torch.cuda.Stream | None = None  # of everything that is captured
         self.backward: Graph | None = None
         self.update: Graph | None = None
 
@@ -226,8 +227,9 @@ class GraphStep:
         """`rehearsal` is done first and uncaptured: kernels are compiled and workspaces allocated."""
         if self.device.type != "cuda":
             return _Again(work)
-        # Before what is done aside: the device then never keeps the way back waiting for gradients of weights.
-        stream = torch.cuda.Stream(self.device, priority=-1)
+        # Before what is done aside: the device then never keeps the backward pass waiting for gradients of weights. One
+        # stream for all: a weight's place in autograd's graph keeps the stream of its first use as long as any graph lives.
+        stream = self.stream = self.stream or torch.cuda.Stream(self.device, priority=-1)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             rehearsal()
