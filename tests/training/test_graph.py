@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -320,3 +321,21 @@ def test_gradients_do_not_depend_on_when_the_second_stream_gets_to_work(config: 
     plain_step.task.loss(plain_model, batch, count).backward()  # type: ignore[attr-defined]
     for (name, p), other in zip(model.named_parameters(), plain_model.parameters(), strict=True):
         assert (p.grad - other.grad).norm() <= 1e-4 * other.grad.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("placement", ["post_ln", "pre_ln", "dlcl"])
+def test_an_update_leaves_nothing_of_autograd_s_graph_behind(config: Config, placement: str) -> None:
+    """Without waiting for Python to look for cycles: what lives would tie the next capture to the stream of this one."""
+    step, batches, _ = steps(config.set(model={"placement": placement}))
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        step(batches[:1], 1, 0.01)
+        gc.collect()
+        left = [thing for thing in gc.garbage if isinstance(thing, torch.autograd.function.BackwardCFunction)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []
