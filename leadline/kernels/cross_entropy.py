@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROWS = 128
+MULTIPLE = 8  # of words: matrix products of other sizes take several times as long on a GPU
 
 
 def reference(logits_TV: Tensor, labels_T: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:

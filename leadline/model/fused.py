@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from leadline.errors import UserError
 from leadline.kernels.fused.attention import Heads, attention
-from leadline.kernels.fused.cross_entropy import linear_cross_entropy
+from leadline.kernels.fused.cross_entropy import Projection, filled, linear_cross_entropy
 from leadline.kernels.fused.dropout import Dropout, dropout
 from leadline.kernels.fused.embedding import embed
 from leadline.kernels.fused.heads import Part, prepare
@@ -44,9 +44,7 @@ class Fused:
     draws = False  # dropout is a function of its site
     compiles = False
 
-    def __init__(
-        self, model: Any, runtime: Runtime, output: Tensor, bias: Tensor | None = None, memory: Any = None
-    ) -> None:
+    def __init__(self, model: Any, runtime: Runtime, onto: Projection, memory: Any = None) -> None:
         if model.config.activation not in ACTIVATIONS:
             raise UserError(
                 f"model.activation={model.config.activation!r} is not known to the fused kernels, which have "
@@ -56,8 +54,7 @@ class Fused:
         # The keys and values of all cross-attentions as one layer, where nothing happens to them on their way.
         crosses = [module for module in model.modules() if isinstance(module, CrossAttention)]
         self.shared = memory if all(layer.unchanged for layer in crosses) else None
-        self.output = output  # the projection onto the vocabulary, in the arithmetic of matrix products
-        self.bias = bias  # what its head adds to every word, in the same
+        self.onto = onto
         self.activation = model.config.activation
         self.sites: dict[nn.Module, int] = {}  # where a module's places of dropout begin
         self.numbers: dict[nn.Module, int] = {}  # of the cross-attentions
@@ -153,19 +150,16 @@ class Fused:
 
     def logits(self, model: Any, hidden_TD: Tensor) -> Tensor:
         hidden_TD = hidden_TD.to(self.runtime.dtype)
-        return F.linear(hidden_TD if model.head is None else model.head(hidden_TD), self.output, self.bias)
+        hidden_TD = hidden_TD if model.head is None else model.head(hidden_TD)
+        return F.linear(hidden_TD, self.onto.compute, self.onto.compute_bias)[:, : self.onto.words]
 
     def loss(
         self, model: Any, hidden_TD: Tensor, labels_T: Tensor, smoothing: float, ignore: int, divisor: Tensor | float
     ) -> tuple[Tensor, Tensor]:
         if not isinstance(divisor, Tensor):
             divisor = torch.full((1,), float(divisor), device=hidden_TD.device)
-        head, weight = model.head, model.output.weight
-        bias = None if self.bias is None else (head.bias, self.bias)
-        hidden_TD = hidden_TD if head is None else head(hidden_TD)
-        return linear_cross_entropy(
-            hidden_TD, weight, self.output, labels_T, smoothing, ignore, divisor, self.runtime, bias
-        )
+        hidden_TD = hidden_TD if model.head is None else model.head(hidden_TD)
+        return linear_cross_entropy(hidden_TD, self.onto, labels_T, smoothing, ignore, divisor, self.runtime)
 
     def _drop(self, layer: nn.Module, p: float, place: int) -> Dropout:
         return self.runtime.dropout(p if layer.training else 0.0, self.sites[layer] + place)
@@ -205,10 +199,11 @@ def to_infer(model: Any, dtype: torch.dtype) -> Iterator[None]:
         own = None if layer.bias is None else layer.bias.detach().to(dtype)
         layer.compute = layer.weight.detach().to(dtype), own
     output = model.output.weight.detach()
-    bias = None if model.head is None else model.head.bias.detach().to(dtype)
+    bias = None if model.head is None else filled(model.head.bias.detach().to(dtype))
+    onto = Projection(len(output), None, filled(output.to(dtype)), compute_bias=bias)
     runtime = Runtime(dtype, torch.zeros(1, dtype=torch.int64, device=output.device))
     try:
-        with model.using(Fused(model, runtime, output.to(dtype), bias)):
+        with model.using(Fused(model, runtime, onto)):
             yield
     finally:
         for layer in linears:

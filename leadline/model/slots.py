@@ -137,7 +137,11 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
         finally:
             graph.capture_end()
     main.wait_stream(aside)
-    return graph.replay
+
+    def replay(of: Callable[[], None] = step) -> None:  # which holds the memory that the graph reads
+        graph.replay()
+
+    return replay
 
 
 @functools.cache

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from leadline.config import OptimConfig
 from leadline.kernels.fused.adam import adam
+from leadline.kernels.fused.cross_entropy import Projection
 from leadline.kernels.fused.runtime import Runtime
 from leadline.model import Transformer
 from leadline.model.fused import Fused
 from leadline.model.layers import CrossAttention, Linear
-from leadline.training.shard import Shard, lay_out, padded
+from leadline.training.shard import Shard, lay_out, padded, room
 from leadline.world import ALONE, World
 
 
@@ -87,6 +88,11 @@ class Flat:
 
     def view(self, flat: Tensor, parameter: Tensor) -> Tensor:
         return flat[self.spans[parameter]].view(parameter.shape)
+
+    def with_room(self, flat: Tensor, parameter: Tensor) -> Tensor:
+        """With the rows of zeros behind it."""
+        begin = self.spans[parameter].start
+        return flat[begin : begin + room(parameter)].view(-1, *parameter.shape[1:])
 
     def read_by_products(self, parameter: Tensor) -> Tensor:
         return parameter.data if self.copy is None else self.view(self.copy, parameter)
@@ -179,6 +185,12 @@ def fuse(
     device = flat.weights.device
     second = torch.cuda.Stream(device) if device.type == "cuda" else None
     runtime = Runtime(dtype, torch.zeros(1, dtype=torch.int64, device=device), accumulate, second)
-    bias = None if model.head is None else flat.read_by_products(model.head.bias)
-    model.use(Fused(model, runtime, flat.read_by_products(model.output.weight), bias, flat.memory))
+    read, weight, bias = flat.weights if flat.copy is None else flat.copy, model.output.weight, None
+    compute_bias = None
+    if model.head is not None:
+        bias = model.head.bias
+        compute_bias = flat.with_room(read, bias)
+    sink = SimpleNamespace(grad=flat.with_room(flat.gradients, weight))
+    onto = Projection(len(weight), sink, flat.with_room(read, weight), bias, compute_bias)
+    model.use(Fused(model, runtime, onto, flat.memory))
     return flat, runtime

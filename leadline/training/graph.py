@@ -228,7 +228,7 @@ class GraphStep:
         if self.device.type != "cuda":
             return _Again(work)
         # Before what is done aside: the device then never keeps the backward pass waiting for gradients of weights. One
-        # stream for all: a weight's place in autograd's graph keeps the stream of its first use as long as any graph lives.
+        # stream for all: a weight's node in autograd's graph keeps the stream of its first use for as long as it lives.
         stream = self.stream = self.stream or torch.cuda.Stream(self.device, priority=-1)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import OptimConfig
+from leadline.kernels.cross_entropy import MULTIPLE
 from leadline.training import optim
 from leadline.world import World
 
@@ -27,8 +28,14 @@ def lay_out(parameters: Iterable[nn.Parameter], begin: int = 0) -> tuple[dict[An
     spans: dict[Any, slice] = {}
     for p in parameters:
         spans[p] = slice(begin, begin + p.numel())
-        begin += -(-p.numel() // ALIGN) * ALIGN
+        begin += -(-room(p) // ALIGN) * ALIGN
     return spans, begin
+
+
+def room(p: Tensor) -> int:
+    """Elements of a weight, filled up to rows that matrix products like; those behind it stay 0."""
+    rows = p.shape[0] if p.ndim else 1
+    return p.numel() // rows * (-(-rows // MULTIPLE) * MULTIPLE)
 
 
 def padded(size: int, world: World) -> int:

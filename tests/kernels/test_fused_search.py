@@ -91,7 +91,7 @@ def test_the_likeliest_tokens_and_only_the_end_at_the_limit(vocab: int, beams: i
     torch.manual_seed(0)
     state = begin([3, 3], [9, 6], 2, beams)
     state.positions[:] = 5  # 6 tokens with the next one: the second sentence is at its limit
-    logits = (3 * torch.randn(2 * beams, vocab, device=DEVICE)).to(dtype)
+    logits = (3 * torch.randn(2 * beams, vocab + 5, device=DEVICE)).to(dtype)[:, :vocab]  # rows may be wider
     log_p = logits.float().log_softmax(-1)
     count = min(2 * beams, vocab)
     scores, tokens = kernels.best_tokens(state, logits)
@@ -189,8 +189,8 @@ from leadline.kernels.fused import search
 POINTERS = {"qkv": "bf16", "keys": "bf16", "values": "bf16", "q": "bf16", "memory": "bf16", "out": "bf16",
             "logits": "bf16", "out_scores": "fp32", "candidate_scores": "fp32", "scores": "fp32",
             "done_scores": "fp32", "positions": "i64"}
-NUMBERS = {"scale": "fp32", "length_penalty": "fp32", "longest": "i32", "count": "i32", "V": "i32", "bos": "i32",
-           "eos": "i32"}
+NUMBERS = {"scale": "fp32", "length_penalty": "fp32", "longest": "i32", "count": "i32", "V": "i32", "stride": "i32",
+           "bos": "i32", "eos": "i32"}
 
 def compile(kernel, **constants):
     types = {}

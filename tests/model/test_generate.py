@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -92,6 +95,20 @@ def test_in_slots_is_the_same(
             piece.extend(tokens)
 
     assert generate.generate(model, prompts, numbers, END, how, on_tokens) == expected == pieces
+
+
+def test_a_captured_step_keeps_what_it_was_captured_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys and values: a graph knows their addresses and does not hold them."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", MagicMock)
+    for name in ("current_stream", "current_device"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(slots, "_aside", MagicMock())
+    keys = torch.zeros(3)
+    replay, kept = slots.captured(keys.sum), weakref.ref(keys)
+    del keys
+    assert kept() is not None
+    replay()
 
 
 def test_tokens_come_one_by_one() -> None:

@@ -325,7 +325,7 @@ def test_gradients_do_not_depend_on_when_the_second_stream_gets_to_work(config: 
 
 @pytest.mark.parametrize("placement", ["post_ln", "pre_ln", "dlcl"])
 def test_an_update_leaves_nothing_of_autograd_s_graph_behind(config: Config, placement: str) -> None:
-    """Without waiting for Python to look for cycles: what lives would tie the next capture to the stream of this one."""
+    """Without waiting for Python to look for cycles: what lives ties the next capture to the stream of this one."""
     step, batches, _ = steps(config.set(model={"placement": placement}))
     gc.collect()
     gc.disable()

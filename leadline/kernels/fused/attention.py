@@ -75,19 +75,6 @@ def _queries_of(row, rows, owner, q_starts, k_starts, CAUSAL: tl.constexpr):  # 
 
 
 @triton.jit
-def _phases(low, high, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the tiles begin that any row sees, and from there on, where those begin and end that all rows see, and the end.
-
-    Only tiles at the edges need a mask.
-    """
-    begin = tl.min(low)
-    end = tl.maximum(tl.max(high) - begin, 0)
-    edges = tl.cdiv(tl.minimum(tl.max(low) - begin, end), STEP) * STEP
-    inner = tl.maximum(tl.maximum(tl.minimum(tl.min(high) - begin, end), 0) // STEP * STEP, edges)
-    return begin, edges, inner, end
-
-
-@triton.jit
 def _tile(base, row, here, stride, width, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     column = tl.arange(0, WIDTH)
     at = row.to(tl.int64)[:, None] * stride + column[None, :]
@@ -111,27 +98,24 @@ def _attend(  # type: ignore[no-untyped-def]
     mass = tl.zeros((M,), tl.float32)
     if DROPS:
         drop_keys = row_keys(seed, salt, row * H + head)
-    begin, edges, inner, end = _phases(low, high, N)
-    for phase in tl.static_range(3):
-        for at in range(tl.where(phase == 0, 0, tl.where(phase == 1, edges, inner)),
-                        tl.where(phase == 0, tl.minimum(edges, end), tl.where(phase == 1, inner, end)), N):
-            key = begin + at + tl.arange(0, N)
-            some_keys = _tile(k + head // GROUP * width, key, key < keys, kv_stride, width, WIDTH)
-            scores = tl.dot(queries, tl.trans(some_keys), input_precision=PRECISION) * scale
-            if phase != 1:
-                seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
-                scores = tl.where(seen, scores, float("-inf"))
-            higher = tl.maximum(highest, tl.max(scores, 1))
-            level = tl.where(higher == float("-inf"), 0.0, higher) if phase != 1 else higher
-            weights = tl.exp2(scores - level[:, None])
-            shrink = tl.exp2(highest - level)
-            mass = mass * shrink + tl.sum(weights, 1)
-            if DROPS:
-                weights = tl.where(keeps(drop_keys[:, None], key[None, :], threshold), weights * drop_scale, 0.0)
-            values = _tile(v + head // GROUP * width, key, key < keys, kv_stride, width, WIDTH)
-            total = total * shrink[:, None]
-            total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
-            highest = higher
+    for first in range(tl.min(low), tl.max(high), N):
+        key = first + tl.arange(0, N)
+        there = key < keys
+        some_keys = _tile(k + head // GROUP * width, key, there, kv_stride, width, WIDTH)
+        scores = tl.dot(queries, tl.trans(some_keys), input_precision=PRECISION) * scale
+        seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)  # a query that has seen no key yet
+        weights = tl.exp2(scores - level[:, None])
+        shrink = tl.exp2(highest - level)
+        mass = mass * shrink + tl.sum(weights, 1)
+        if DROPS:
+            weights = tl.where(keeps(drop_keys[:, None], key[None, :], threshold), weights * drop_scale, 0.0)
+        values = _tile(v + head // GROUP * width, key, there, kv_stride, width, WIDTH)
+        total = total * shrink[:, None]
+        total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
+        highest = higher
     empty = mass == 0.0  # filler without keys
     total = total / tl.where(empty, 1.0, mass)[:, None]
     column = tl.arange(0, WIDTH)
@@ -185,23 +169,19 @@ def _attend_backward(  # type: ignore[no-untyped-def]
         total = tl.zeros((STAY, WIDTH), tl.float32)
         if DROPS:
             drop_keys = row_keys(seed, salt, row * H + head)
-        begin, edges, inner, end = _phases(low, high, PASS)
-        for phase in tl.static_range(3):
-            for at in range(tl.where(phase == 0, 0, tl.where(phase == 1, edges, inner)),
-                            tl.where(phase == 0, tl.minimum(edges, end), tl.where(phase == 1, inner, end)), PASS):
-                key = begin + at + tl.arange(0, PASS)
-                some_keys = _tile(k + head // GROUP * width, key, key < keys, kv_stride, width, WIDTH)
-                values = _tile(v + head // GROUP * width, key, key < keys, kv_stride, width, WIDTH)
-                scores = tl.dot(queries, tl.trans(some_keys), input_precision=PRECISION) * scale
-                weights = tl.exp2(scores - level[:, None])
-                if phase != 1:
-                    seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
-                    weights = tl.where(seen, weights, 0.0)
-                dweights = tl.dot(do, tl.trans(values), input_precision=PRECISION)
-                if DROPS:
-                    dweights = tl.where(keeps(drop_keys[:, None], key[None, :], threshold), dweights * drop_scale, 0.0)
-                dscores = weights * (dweights - delta[:, None])
-                total = tl.dot(dscores.to(some_keys.dtype), some_keys, total, input_precision=PRECISION)
+        for first in range(tl.min(low), tl.max(high), PASS):
+            key = first + tl.arange(0, PASS)
+            there = key < keys
+            some_keys = _tile(k + head // GROUP * width, key, there, kv_stride, width, WIDTH)
+            values = _tile(v + head // GROUP * width, key, there, kv_stride, width, WIDTH)
+            scores = tl.dot(queries, tl.trans(some_keys), input_precision=PRECISION) * scale
+            seen = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
+            weights = tl.where(seen, tl.exp2(scores - level[:, None]), 0.0)
+            dweights = tl.dot(do, tl.trans(values), input_precision=PRECISION)
+            if DROPS:
+                dweights = tl.where(keeps(drop_keys[:, None], key[None, :], threshold), dweights * drop_scale, 0.0)
+            dscores = weights * (dweights - delta[:, None])
+            total = tl.dot(dscores.to(some_keys.dtype), some_keys, total, input_precision=PRECISION)
         at = row.to(tl.int64)[:, None] * q_stride + head * width + column[None, :]
         base = q_sums + tile * q_sums_stride + head * width + column
         _store_summed(dq + at, total * plain_scale, base, here, wide)
@@ -215,31 +195,26 @@ def _attend_backward(  # type: ignore[no-untyped-def]
         values = _tile(v + group * width, row, here, kv_stride, width, WIDTH)
         total_k = tl.zeros((STAY, WIDTH), tl.float32)
         total_v = tl.zeros((STAY, WIDTH), tl.float32)
-        begin, edges, inner, end = _phases(low, high, PASS)
         for member in range(0, GROUP):
-            for phase in tl.static_range(3):
-                for at in range(tl.where(phase == 0, 0, tl.where(phase == 1, edges, inner)),
-                                tl.where(phase == 0, tl.minimum(edges, end), tl.where(phase == 1, inner, end)), PASS):
-                    query = begin + at + tl.arange(0, PASS)
-                    there = query < rows
-                    queries = _tile(q + (head + member) * width, query, there, q_stride, width, WIDTH)
-                    do = _tile(dout + (head + member) * width, query, there, o_stride, width, WIDTH)
-                    level, delta = _load_both(lse, deltas, (head + member) * rows + query, there)
-                    scores = tl.dot(some_keys, tl.trans(queries), input_precision=PRECISION) * scale
-                    weights = tl.exp2(scores - level[None, :])
-                    if phase != 1:
-                        seen = (query[None, :] >= low[:, None]) & (query[None, :] < high[:, None])
-                        weights = tl.where(seen, weights, 0.0)
-                    dweights = tl.dot(values, tl.trans(do), input_precision=PRECISION)
-                    kept = weights
-                    if DROPS:
-                        drop_keys = row_keys(seed, salt, query * H + head + member)
-                        keep = keeps(drop_keys[None, :], row[:, None], threshold)
-                        kept = tl.where(keep, weights * drop_scale, 0.0)
-                        dweights = tl.where(keep, dweights * drop_scale, 0.0)
-                    total_v = tl.dot(kept.to(do.dtype), do, total_v, input_precision=PRECISION)
-                    dscores = weights * (dweights - delta[None, :])
-                    total_k = tl.dot(dscores.to(queries.dtype), queries, total_k, input_precision=PRECISION)
+            for first in range(tl.min(low), tl.max(high), PASS):
+                query = first + tl.arange(0, PASS)
+                there = query < rows
+                queries = _tile(q + (head + member) * width, query, there, q_stride, width, WIDTH)
+                do = _tile(dout + (head + member) * width, query, there, o_stride, width, WIDTH)
+                level, delta = _load_both(lse, deltas, (head + member) * rows + query, there)
+                scores = tl.dot(some_keys, tl.trans(queries), input_precision=PRECISION) * scale
+                seen = (query[None, :] >= low[:, None]) & (query[None, :] < high[:, None])
+                weights = tl.where(seen, tl.exp2(scores - level[None, :]), 0.0)
+                dweights = tl.dot(values, tl.trans(do), input_precision=PRECISION)
+                kept = weights
+                if DROPS:
+                    drop_keys = row_keys(seed, salt, query * H + head + member)
+                    keep = keeps(drop_keys[None, :], row[:, None], threshold)
+                    kept = tl.where(keep, weights * drop_scale, 0.0)
+                    dweights = tl.where(keep, dweights * drop_scale, 0.0)
+                total_v = tl.dot(kept.to(do.dtype), do, total_v, input_precision=PRECISION)
+                dscores = weights * (dweights - delta[None, :])
+                total_k = tl.dot(dscores.to(queries.dtype), queries, total_k, input_precision=PRECISION)
         at = row.to(tl.int64)[:, None] * kv_stride + group * width + column[None, :]
         base = kv_sums + tile * kv_sums_stride + group * width + column
         _store_summed(dk + at, total_k * plain_scale, base, here, wide)

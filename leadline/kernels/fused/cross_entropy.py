@@ -7,17 +7,37 @@ forward: what comes back from behind the loss must be 1, which is why the loss i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from leadline.kernels.cross_entropy import MULTIPLE
 from leadline.kernels.fused.runtime import Runtime
 
 PIECE = 1 << 27  # logits held at once
 COLUMNS = 4096  # of a row, looked at together
+
+
+class Projection(NamedTuple):
+    """Onto the vocabulary: a matrix whose gradient goes to `weight.grad`, perhaps a bias; both as products read them.
+
+    There are rows up to a MULTIPLE; those behind the words' are 0, and stay so.
+    """
+
+    words: int
+    weight: Any
+    compute: Tensor
+    bias: nn.Parameter | None = None
+    compute_bias: Tensor | None = None
+
+
+def filled(matrix: Tensor) -> Tensor:
+    """With rows of zeros up to a MULTIPLE."""
+    missing = -len(matrix) % MULTIPLE
+    return torch.cat([matrix, matrix.new_zeros(missing, *matrix.shape[1:])]) if missing else matrix
 
 
 @triton.jit
@@ -48,41 +68,38 @@ def _cross_entropy(  # type: ignore[no-untyped-def]
     tl.store(plain_out + row, plain * scale)
     tl.store(smoothed_out + row, smoothed * scale)
     if GRADIENT:
-        for first in range(0, columns, COLUMNS):
+        for first in range(0, stride, COLUMNS):
             column = first + tl.arange(0, COLUMNS)
             inside = column < columns
             value = tl.load(base + column, mask=inside, other=0.0).to(tl.float32)
             wanted = tl.where(column == label, 1 - smoothing, 0.0) + smoothing / columns
-            gradient = (tl.exp(value - log_mass) - wanted) * scale
-            tl.store(base + column, gradient.to(logits.dtype.element_ty), mask=inside)
+            gradient = tl.where(inside, (tl.exp(value - log_mass) - wanted) * scale, 0.0)
+            tl.store(base + column, gradient.to(logits.dtype.element_ty), mask=column < stride)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx: Any, hidden: Tensor, weight: nn.Parameter, compute: Tensor, labels: Tensor, smoothing: float,
-        ignore: int, divisor: Tensor, learns: bool, runtime: Runtime, bias: tuple[nn.Parameter, Tensor] | None,
+        ctx: Any, hidden: Tensor, onto: Projection, labels: Tensor, smoothing: float, ignore: int, divisor: Tensor,
+        learns: bool, runtime: Runtime,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        tokens, words = len(hidden), len(compute)
+        tokens, compute, columns = len(hidden), onto.compute, len(onto.compute)
         smoothed, plain = torch.empty(2, tokens, dtype=torch.float32, device=hidden.device).unbind()
         d_hidden = torch.empty_like(hidden) if learns else None
-        aligned = triton.cdiv(words, 8) * 8  # rows that begin at a multiple of 16 bytes
-        piece = max(1, min(tokens, PIECE // aligned))
+        piece = max(1, min(tokens, PIECE // columns))
         for first in range(0, tokens, piece):
             some = hidden[first : first + piece]
-            logits = torch.empty(len(some), aligned, dtype=hidden.dtype, device=hidden.device)[:, :words]
-            if bias is None:
-                torch.mm(some, compute.t(), out=logits)
+            if onto.compute_bias is None:
+                logits = torch.mm(some, compute.t())
             else:
-                torch.addmm(bias[1], some, compute.t(), out=logits)
+                logits = torch.addmm(onto.compute_bias, some, compute.t())
             _cross_entropy[(len(some),)](
-                logits, labels[first:], divisor, smoothed[first:], plain[first:], aligned, words, smoothing, ignore,
-                GRADIENT=learns, COLUMNS=min(COLUMNS, triton.next_power_of_2(words)), num_warps=8,
+                logits, labels[first:], divisor, smoothed[first:], plain[first:], columns, onto.words, smoothing,
+                ignore, GRADIENT=learns, COLUMNS=min(COLUMNS, triton.next_power_of_2(columns)), num_warps=8,
             )  # fmt: skip
             if d_hidden is not None:
                 torch.mm(logits, compute, out=d_hidden[first : first + piece])
-                own_bias = bias[0] if bias else None
-                _projection_gradient(weight, own_bias, logits, some, runtime, again=first > 0, alone=piece == tokens)
+                _projection_gradient(onto, logits, some, runtime, again=first > 0, alone=piece == tokens)
         ctx.save_for_backward(d_hidden)
         loss, plain_loss = smoothed.sum(), plain.sum()
         ctx.mark_non_differentiable(plain_loss)
@@ -90,26 +107,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, one: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        return ctx.saved_tensors[0], *[None] * 9
+        return ctx.saved_tensors[0], *[None] * 7
 
 
 def _projection_gradient(
-    weight: nn.Parameter,
-    bias: nn.Parameter | None,
-    logits: Tensor,
-    hidden: Tensor,
-    runtime: Runtime,
-    again: bool,
-    alone: bool,
+    onto: Projection, logits: Tensor, hidden: Tensor, runtime: Runtime, again: bool, alone: bool
 ) -> None:
     def work() -> None:
         before = runtime.accumulate
         runtime.accumulate = before or again
-        runtime.matrix_gradient(weight, logits, hidden)
+        runtime.matrix_gradient(onto.weight, logits, hidden)
         runtime.accumulate = before
-        if bias is not None:
-            assert bias.grad is not None
-            bias.grad += logits.sum(0, dtype=torch.float32)
+        if onto.bias is not None:
+            assert onto.bias.grad is not None
+            onto.bias.grad += logits.sum(0, dtype=torch.float32)[: onto.words]
 
     if alone:
         runtime.aside(work, logits, hidden)
@@ -119,18 +130,16 @@ def _projection_gradient(
 
 def linear_cross_entropy(
     hidden: Tensor,
-    weight: nn.Parameter,
-    compute: Tensor,
+    onto: Projection,
     labels: Tensor,
     smoothing: float,
     ignore: int,
     divisor: Tensor,
     runtime: Runtime,
-    bias: tuple[nn.Parameter, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(smoothed, plain) sums over the labels that are not `ignore`, divided by `divisor` [1]; see the reference in
-    leadline.kernels.cross_entropy. `compute` is `weight` in the arithmetic of matrix products; so is the bias's second.
+    leadline.kernels.cross_entropy.
     """
     hidden = hidden.to(runtime.dtype).contiguous()
     learns = hidden.requires_grad and torch.is_grad_enabled()
-    return _LinearCrossEntropy.apply(hidden, weight, compute, labels, smoothing, ignore, divisor, learns, runtime, bias)
+    return _LinearCrossEntropy.apply(hidden, onto, labels, smoothing, ignore, divisor, learns, runtime)

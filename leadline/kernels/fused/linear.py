@@ -87,7 +87,8 @@ class _Shared(torch.autograd.Function):
     def backward(ctx: Any, nothing: None) -> tuple[Any, ...]:  # type: ignore[override]
         """Runs when all readers have: autograd counts them, though they hand it nothing."""
         x, weight = ctx.saved_tensors
-        shared, ctx.shared = ctx.shared, None  # the two hold each other: the graph would live until Python looks for cycles
+        # They hold each other: the graph would live until Python looks for cycles.
+        shared, ctx.shared = ctx.shared, None
         dy, shared.gradient = shared.gradient, None
         ctx.runtime.aside(lambda: ctx.runtime.matrix_gradient(ctx.layer.weight, dy, x), dy, x)
         return dy @ weight, None, None, None

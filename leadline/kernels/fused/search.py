@@ -206,13 +206,13 @@ def cross_attention(q_ND: Tensor, memory_SE: Tensor, sentence_B: Tensor, starts:
 
 @triton.jit(do_not_specialize=["count", "eos"])
 def _best_tokens(  # type: ignore[no-untyped-def]
-    logits, positions, sentence, limits, out_scores, out_tokens, count, V, eos, K: tl.constexpr, C: tl.constexpr,
-    GROUPS: tl.constexpr, DEPTH: tl.constexpr,
+    logits, positions, sentence, limits, out_scores, out_tokens, count, stride, V, eos, K: tl.constexpr,
+    C: tl.constexpr, GROUPS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     number = tl.load(sentence + row // K)
     if number < count:
-        logits += row * V
+        logits += row * stride
         # One pass: the best token of each group g, g + GROUPS, g + 2·GROUPS, … and the parts of the log-sum-exp.
         groups = tl.arange(0, GROUPS)
         highest = tl.full([GROUPS], -3e38, tl.float32)
@@ -340,8 +340,9 @@ def best_tokens(state: State, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
     tokens = torch.empty(N, 2 * K, dtype=torch.int32, device=device)
     groups = min(256, triton.next_power_of_2(V))
     _best_tokens[(N,)](
-        logits_NV, state.positions, state.sentence, state.limits, scores, tokens, len(state.limits) - 1, V, state.eos,
-        K, 2 * K, groups, triton.next_power_of_2(triton.cdiv(V, groups)), num_warps=1,
+        logits_NV, state.positions, state.sentence, state.limits, scores, tokens, len(state.limits) - 1,
+        logits_NV.stride(0), V, state.eos, K, 2 * K, groups, triton.next_power_of_2(triton.cdiv(V, groups)),
+        num_warps=1,
     )  # fmt: skip
     return scores, tokens
 
