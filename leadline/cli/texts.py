@@ -80,4 +80,4 @@ def data_check(folder: Annotated[Path, typer.Argument(help="Folder of prepared d
     if as_json:
         print_json({"folder": str(folder), "files": files, "whole": True})
     else:
-        answer.print(f"{folder}: {files} files, all as they were prepared", soft_wrap=True)
+        answer.print(f"{folder}: {files} files, all unchanged since they were prepared", soft_wrap=True)

@@ -83,7 +83,7 @@ def demo(
     if quick:
         updates = next(iter(demonstration.configs(quick).values())).train.updates
         answer.print(
-            f"\nA smoke test: after {updates} updates only the losses of Post-LN and Pre-LN say something; "
+            f"\nA smoke test: after {updates} updates only the losses of Post-LN and Pre-LN are meaningful; "
             "leadline demo trains all four to the end.",
             soft_wrap=True,
         )
@@ -144,7 +144,7 @@ def train(
     if (what is None) == (resume is None):
         raise UserError("say what to train: a recipe or a config.toml, or --resume RUN")
     if resume and out:
-        raise UserError("--resume continues in the folder of the run: leave --out out")
+        raise UserError("--resume goes on in the folder of the run: leave --out out")
     if out and restarted() and runs.is_run(out):
         what, assignments, resume = None, None, out  # torchrun has started it again: it goes on
     folder = resume or out or runs.default_folder(Path(what or "").stem)
@@ -199,8 +199,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run: its loss and, for a translator, sacreBLEU and chrF with their signatures.
 
-    With many languages, it prints a table by direction and writes it to RUN/evaluations. With --directions,
-    --checkpoint or --set, the file has another name. With --directions there is no loss: it covers all directions.
+    With many languages, it prints a table by direction and writes it to RUN/evaluations; with --directions,
+    --checkpoint or --set, to a file of its own. With --directions no loss is computed, since it covers all directions.
     """
     world = join()
     trained = load_run(run, which, device, assignments, allow_code, ("decode", "data"))
