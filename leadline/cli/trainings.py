@@ -200,7 +200,7 @@ def evaluate(
     """Evaluate a run: its loss and, for a translator, sacreBLEU and chrF with their signatures.
 
     With many languages, it prints a table by direction and writes it to RUN/evaluations; with --directions,
-    --checkpoint or --set, to a file of its own. With --directions no loss is computed, since it covers all directions.
+    --checkpoint or --set, to a file of its own. With --directions there is no loss, which would cover all directions.
     """
     world = join()
     trained = load_run(run, which, device, assignments, allow_code, ("decode", "data"))

@@ -35,7 +35,7 @@ def print_by_direction(facts: dict[str, Any]) -> None:
         answer.print(f"{signature}: {names}", soft_wrap=True)
     answer.print(
         "off-target: the share of outputs that are empty or that a language identifier takes for another language; it "
-        f"is right in {facts['identifier_accuracy']:.1%} of held-out lines; of references: how often it is wrong on the "
-        "references\n",
+        f"is right in {facts['identifier_accuracy']:.1%} of held-out lines; of references: how often it is wrong on "
+        "the references\n",
         soft_wrap=True,
     )
