@@ -28,7 +28,7 @@ def opus100_pre_ln() -> Config:
 
 
 def many_small() -> Config:
-    """Number words between German, French and English, no data needed: a minute on two cores."""
+    """Number words between German, French and English, without data of your own: a minute on two cores."""
     return Config(
         model=ModelConfig(
             placement="pre_ln",
