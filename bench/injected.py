@@ -570,7 +570,7 @@ def gallery(folder: Path) -> None:
         place = folder / case.name
         put = (place / "truth.txt").read_text()
         where = f" (`{put}`)" if put else ""
-        said += [f"## {words.format(training=TITLES[training])}", "", f"Put in before update {case.at}{where}.", ""]
+        said += [f"## {words.format(training=TITLES[training])}", "", f"Injected before update {case.at}{where}.", ""]
         text = "\n".join(line.rstrip() for line in str(explain(place)).splitlines())
         said += ["```text", text.replace(case.name, "runs/it"), "```", ""]
     (Path(__file__).parent.parent / "docs" / "post-mortems.md").write_text(
@@ -580,26 +580,26 @@ def gallery(folder: Path) -> None:
 
 TITLES = {"translation": "a translator", "masked_lm": "a masked LM", "causal_lm": "a language model", "gpt2": "GPT-2"}
 GALLERY = [
-    ("bad_batch", "masked_lm", "One batch of noise in {training}"),
-    ("labels", "gpt2", "Labels that are shuffled from there on, in {training}"),
-    ("data", "gpt2", "Another alphabet from there on, in {training}"),
-    ("rate", "translation", "Ten times the rate in {training}"),
-    ("weights", "causal_lm", "One matrix times 8 in {training}"),
+    ("bad_batch", "masked_lm", "One batch of noise, in {training}"),
+    ("labels", "gpt2", "Labels shuffled from one update on, in {training}"),
+    ("data", "gpt2", "Another alphabet from one update on, in {training}"),
+    ("rate", "translation", "Ten times the learning rate, in {training}"),
+    ("weights", "causal_lm", "One matrix multiplied by 8, in {training}"),
     ("embedding", "translation", "One row of the embedding overwritten, in {training}"),
-    ("loss_scale", "masked_lm", "Gradients 64 times too large in {training}"),
+    ("loss_scale", "masked_lm", "Gradients 64 times too large, in {training}"),
     ("precision", "causal_lm", "Weights rounded to bf16 before every update of {training}"),
     ("moments", "gpt2", "Adam's moments set to zero in {training}"),
-    ("norm", "translation", "A norm taken out of {training}"),
-    ("labels", "masked_lm", "Not found: shuffled labels in {training} that had learnt only how often words occur"),
+    ("norm", "translation", "A norm removed from {training}"),
+    ("labels", "masked_lm", "Not found: shuffled labels in {training} that had learnt only token frequencies"),
 ]
 HEAD = """# Post-mortems
 
-What `leadline explain` says of small trainings into which a fault was put, word by word. The trainings: two or three
-layers of width 16 (GPT-2: 2 layers of width 32 from transformers, in a plain loop), 85 to 120 updates. How often it is
-right, and on what: [watch.md](watch.md#how-often-it-is-right).
+Verbatim output of `leadline explain` for small trainings into which a fault was injected. They have two or three
+layers of width 16 (GPT-2: 2 layers of width 32 from transformers, in a plain loop) and run for 85 to 120 updates.
+[How often it is right, and on what](watch.md#how-often-it-is-right).
 
-Written by `python -m bench.injected make FOLDER` and `python -m bench.injected gallery FOLDER`; with `--html page.html`
-the command also makes a page with the curves.
+`python -m bench.injected make FOLDER` and `python -m bench.injected gallery FOLDER` write this page.
+With `--html page.html`, `leadline explain` also plots the curves.
 """
 
 

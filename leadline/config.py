@@ -30,39 +30,39 @@ def added(default: Any, neutral: Any) -> Any:
 class ModelConfig:
     """The Transformer. A stack with 0 layers does not exist, so the layer counts also choose the architecture."""
 
-    placement: str = "pre_ln"  # where the norms are, by name (leadline placements) or your.module:YourPlacement
-    encoder_layers: int = 6  # of the encoder; 0: the model has none
-    decoder_layers: int = 6  # of the decoder; 0: the model has none
+    placement: str = "pre_ln"  # where the norms are: a name (leadline placements) or your.module:YourPlacement
+    encoder_layers: int = 6  # layers of the encoder; 0: no encoder
+    decoder_layers: int = 6  # layers of the decoder; 0: no decoder
     dim: int = 512  # width of the residual stream and the embeddings
     ffn_dim: int = 1024  # width inside the feed-forward layers
-    heads: int = 4  # attention heads; they share model.dim, unless model.head_dim says otherwise
-    # which norm the placement places; dyt: Dynamic Tanh in place of one
+    heads: int = 4  # attention heads; each is model.dim / heads wide unless model.head_dim is set
+    # the kind of norm; dyt: Dynamic Tanh in place of a norm
     norm: Literal["layer_norm", "rms_norm", "dyt"] = "layer_norm"
-    norm_eps: float = 1e-5  # added to the variance in every norm; BERT's own models have 1e-12
-    # in the feed-forward layers; gelu_tanh: as in GPT-2; silu: as in OPUS-MT; swiglu: SiLU(x·Wgᵀ)⊙x·Wᵀ, a third matrix
-    # of as many rows
+    norm_eps: float = 1e-5  # added to the variance in every norm; the original BERT has 1e-12
+    # of the feed-forward layers; gelu_tanh: as in GPT-2; silu: as in OPUS-MT; swiglu: SiLU(x·Wgᵀ)⊙x·Wᵀ, with a third
+    # matrix, as wide as model.ffn_dim
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "relu"
     dropout: float = 0.1  # on embeddings and on the output of every sublayer
     attention_dropout: float = 0.0  # on the attention weights
     activation_dropout: float = 0.0  # inside the feed-forward layers, after the activation
-    # the base initialisation (docs/placements.md); auto: the one the placement's constants are defined on
+    # the base initialisation (docs/placements.md); auto: the one on which the placement's constants are defined
     init: Literal["auto", "xavier", "fairseq_2019", "fairseq_2020"] = "auto"
-    # sinusoidal and learned are added to the embeddings, rotary turns queries and keys of self-attention
+    # sinusoidal and learned are added to the embeddings; rotary rotates queries and keys of self-attention
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    max_length: int = 256  # the longest sequence in tokens; longer ones are counted and left out of training
-    # tied: one matrix; output_tied: one a language; separate: three
+    max_length: int = 256  # longest sequence in tokens; longer ones are left out of training and counted
+    # tied: one matrix for all; output_tied: one per language; separate: three
     embeddings: Literal["tied", "output_tied", "separate"] = "tied"
     embed_norm: bool = False  # a layer norm on the embeddings, as in BERT
-    segments: int = 0  # kinds of segment that have an embedding, as BERT's two; 0: none
-    # bias: a number for each word after the output matrix, as in OPUS-MT; bert: with BERT's dense layer and norm before
+    segments: int = 0  # number of segment embeddings, such as BERT's 2; 0: none
+    # the output layer; bias: with an output bias, as in OPUS-MT; bert: after BERT's dense layer and norm
     head: Literal["linear", "bias", "bert"] = "linear"
-    classes: int = 0  # outputs of BERT's pooler on the first token; 0: none
-    embed_scale: bool = added(default=True, neutral=True)  # √dim times a token's embedding; BERT's own models: without
-    pooler: bool = added(default=False, neutral=False)  # BERT's pooler, also where nothing reads it yet
-    kv_heads: int = added(default=0, neutral=0)  # heads of keys and values, each for a group of queries; 0: model.heads
+    classes: int = 0  # classes predicted from the first token by BERT's pooler; 0: none
+    embed_scale: bool = added(default=True, neutral=True)  # multiply embeddings by √dim; the original BERT does not
+    pooler: bool = added(default=False, neutral=False)  # include BERT's pooler even where nothing reads it
+    kv_heads: int = added(default=0, neutral=0)  # heads of keys and values (grouped-query); 0: model.heads
     head_dim: int = added(default=0, neutral=0)  # width of a head; 0: model.dim / model.heads
-    rotary_theta: float = added(default=10000.0, neutral=10000.0)  # rotary positions: the slowest wave is about 2π·this
-    # a norm of queries and keys, over each head (Qwen3) or over all heads together (OLMo 2)
+    rotary_theta: float = added(default=10000.0, neutral=10000.0)  # rotary: the longest wavelength is about 2π·this
+    # normalise queries and keys, over each head (Qwen3) or over all heads together (OLMo 2)
     qk_norm: Literal["none", "head", "width"] = added(default="none", neutral="none")
     bias: bool = added(default=True, neutral=True)  # whether matrices and layer norms of the blocks have biases
 
@@ -115,26 +115,26 @@ class DataConfig:
     source: str = "builtin:numerals"
     source_lang: str = "de"  # the language to translate from: the ending of its files
     target_lang: str = "en"  # the language to translate into
-    # raw: as it is; moses_normalize: normalise its punctuation; moses: tokenise it too; tokenized: it is already;
-    # auto: tokenized or raw, as its first lines look
+    # raw: use text as it is; moses_normalize: normalise punctuation with Moses; moses: also tokenise; tokenized: it
+    # already is; auto: tokenized or raw, judged by the first lines
     text: Literal["raw", "moses_normalize", "moses", "tokenized", "auto"] = "raw"
-    lowercase: bool = False  # put all text in lower case first
-    # how the vocabulary is learnt; WordPiece is learnt with some chance: a few tokens may differ; byte_bpe: of bytes,
-    # for language models: any text becomes tokens and comes back as it was
+    lowercase: bool = False  # lower-case all text first
+    # how the vocabulary is learnt; wordpiece is not fully deterministic: a few tokens may differ; byte_bpe: byte-level,
+    # for language models: any text can be encoded and decoded without loss
     tokenizer: Literal["bpe", "wordpiece", "byte_bpe"] = "bpe"
-    vocab_size: int = 10000  # tokens to learn, of both languages together
-    vocabulary: str = ""  # a tokenizer.json to use instead of learning one: vocab_size and tokenizer then mean nothing
+    vocab_size: int = 10000  # size of the vocabulary, shared by all languages
+    vocabulary: str = ""  # a tokenizer.json to use instead; vocab_size and tokenizer are then ignored
     first: str = "sentence1"  # tables: the column of the text
-    second: str = "sentence2"  # tables: the column of the text that it is paired with; "": none
-    label: str = "label"  # tables: the column to guess
-    size: int = 50000  # training pairs to generate, for builtin sources; text is always used whole
-    holdout: int = 0  # pairs taken out of train for each of valid and test, where a folder has none
-    valid_every: int = 200  # documents: one in so many is for validation
-    seed: int = 0  # of what is generated or held out
-    # many languages in one model: de-en (from de into en), X-en (all into en), en-X, both (all there are), or several
+    second: str = "sentence2"  # tables: the column of the second text of a pair; "": no pairs
+    label: str = "label"  # tables: the column to predict
+    size: int = 50000  # training pairs to generate, for builtin sources; text is always used in full
+    holdout: int = 0  # pairs taken from train for valid, and as many for test, if the folder has none
+    valid_every: int = 200  # documents: one in this many is for validation
+    seed: int = 0  # seed for what is generated or held out
+    # many languages: the directions to train: de-en (from de into en), X-en (all into en), en-X, both (all), or several
     directions: tuple[str, ...] = added(default=(), neutral=())
-    temperature: float = added(default=1.0, neutral=1.0)  # a direction is drawn in proportion to its size^(1/this)
-    # many languages: where the model reads which language to write: first in the source, or in place of <s>
+    temperature: float = added(default=1.0, neutral=1.0)  # directions are sampled in proportion to size^(1/this)
+    # many languages: where the tag for the target language goes: first in the source, or in the target in place of <s>
     tag: Literal["source", "target"] = added(default="source", neutral="source")
 
     def __post_init__(self) -> None:
@@ -168,22 +168,22 @@ class OptimConfig:
     """The optimizer and its learning rate; each schedule is a function in leadline.training.optim."""
 
     name: Literal["adam", "adamw", "sgd", "radam"] = "adam"  # the optimizer
-    # the highest learning rate of the schedule; auto: chosen before the training, by short trainings at several rates
+    # the peak learning rate; auto: chosen before training by short trainings at several rates
     lr: float | Literal["auto"] = 5e-4
-    betas: tuple[float, float] = (0.9, 0.98)  # Adam's decay rates of the mean and of the squared gradient
-    eps: float = 1e-9  # Adam's: added to the root of the squared gradient
-    weight_decay: float = 0.0  # of matrices; decoupled in adamw and radam, added to the gradient in adam and sgd
-    decay_embeddings: bool = added(default=True, neutral=True)  # false: weight decay leaves the embeddings out too
+    betas: tuple[float, float] = (0.9, 0.98)  # Adam's decay rates of the mean gradient and of the squared gradient
+    eps: float = 1e-9  # Adam's ε: added to the root of the mean squared gradient
+    weight_decay: float = 0.0  # on matrices; decoupled in adamw and radam, added to the gradient in adam and sgd
+    decay_embeddings: bool = added(default=True, neutral=True)  # false: no weight decay on embeddings
     momentum: float = 0.0  # of sgd
     clip: float = 0.0  # largest gradient norm; 0: no clipping
-    # the learning rate after warm-up
+    # how the learning rate falls after warm-up
     schedule: Literal["inverse_sqrt", "hold_inverse_sqrt", "linear", "constant", "step", "cosine"] = "hold_inverse_sqrt"
-    warmup: int | Literal["auto"] = 1  # updates of linear rise; 0 or 1: none; auto: a tenth of all, at most 4,000
+    warmup: int | Literal["auto"] = 1  # updates of linear warm-up; 0 or 1: none; auto: a tenth of all, at most 4,000
     hold: int = 4000  # hold_inverse_sqrt: updates at the full rate before the decay
-    decay_at: tuple[int, ...] = ()  # step: multiply the rate by decay_factor at each of these
-    decay_unit: Literal["epochs", "updates"] = "epochs"  # step: what decay_at counts
+    decay_at: tuple[int, ...] = ()  # step: when to multiply the rate by decay_factor
+    decay_unit: Literal["epochs", "updates"] = "epochs"  # step: the unit of decay_at
     decay_factor: float = 0.1  # step: what the rate is multiplied by
-    after_decay: Literal["constant", "inverse_sqrt"] = "constant"  # step: what follows the last decay
+    after_decay: Literal["constant", "inverse_sqrt"] = "constant"  # step: the schedule after the last decay
 
     def __post_init__(self) -> None:
         if self.lr != "auto" and not 0 < self.lr < math.inf:
@@ -217,32 +217,32 @@ class OptimConfig:
 class TrainConfig:
     """How long, in what batches and on what machine."""
 
-    updates: int = 0  # stop after this many updates; 0: epochs decide
-    epochs: int = 0  # stop after this many epochs; 0: updates decide
-    batch_tokens: int = 4096  # tokens in a packed batch; of the target, where there is one
-    batch_sequences: int = 0  # classification: sequences in a batch; batch_tokens is then the most they may take
-    accumulate: int = 1  # batches summed into one update, by however many processes
-    label_smoothing: float = 0.1  # share of the probability that the target spreads over all tokens
-    seed: int = 1  # of the initial weights, the order of the data, dropout and masks
-    start: str = ""  # a run whose weights this one starts from
-    start_checkpoint: str = "best"  # which of its checkpoints: best, last, average:K or a number
-    device: str = "auto"  # where to compute: auto, cpu, cuda or cuda:1
+    updates: int = 0  # stop after this many updates; 0: train.epochs decides
+    epochs: int = 0  # stop after this many epochs; 0: train.updates decides
+    batch_tokens: int = 4096  # tokens in a packed batch; target tokens, where there is a target
+    batch_sequences: int = 0  # classification: sequences in a batch; batch_tokens is then only an upper limit
+    accumulate: int = 1  # gradient accumulation: batches per update, over all processes
+    label_smoothing: float = 0.1  # share of the target's probability that is spread over all tokens
+    seed: int = 1  # seed for initial weights, data order, dropout and masks
+    start: str = ""  # start from the weights of this run
+    start_checkpoint: str = "best"  # the checkpoint of train.start: best, last, average:K or a number
+    device: str = "auto"  # auto, cpu, cuda or cuda:1
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU that has it, else fp32; weights are fp32
-    # graph: captured once, the fastest, CUDA only; eager: anywhere; compiled: block by block with torch.compile;
-    # auto: graph in bf16 on an NVIDIA GPU where it can be used, else eager
+    # graph: captured once and replayed, the fastest, CUDA only; eager: anywhere; compiled: torch.compile, block by
+    # block; auto: graph in bf16 on an NVIDIA GPU where it can be used, else eager
     step: Literal["auto", "eager", "compiled", "graph"] = "auto"
-    recompute: bool = False  # gradient checkpointing by block: less memory, a third more work
+    recompute: bool = False  # gradient checkpointing, block by block: less memory, a third more work
     eval_every: int = 0  # updates between evaluations; 0: after every epoch; -1: never
     bleu_sentences: int = 0  # validation sentences translated at each evaluation; 0: none; -1: all
     patience: int = 0  # stop after this many evaluations without a better validation loss; 0: never
-    save_every: int = 0  # updates between checkpoints; 0: at evaluations only
-    keep: int = 3  # recent checkpoints kept beside the best
+    save_every: int = 0  # updates between checkpoints; 0: only at evaluations
+    keep: int = 3  # recent checkpoints to keep, in addition to the best
     log_every: int = 10  # updates between lines of metrics.jsonl
-    # an update whose loss or gradient norm is far above what is usual: ignore it (only what is not finite stops); stop;
-    # skip: leave the weights as they are; rollback: go back to the last checkpoint, without the batch
+    # when loss or gradient norm is far above usual: ignore: only a value that is not finite stops the training; stop;
+    # skip: leave the weights as they are; rollback: return to the last checkpoint and leave the batch out
     on_spike: Literal["ignore", "stop", "skip", "rollback"] = added(default="ignore", neutral="ignore")
     spike_lr: float = added(default=1.0, neutral=1.0)  # each rollback multiplies the learning rate by this
-    # tokens of one update, a multiple of batch_tokens: another way to give accumulate; 0: accumulate says
+    # tokens per update, a multiple of batch_tokens: another way to set accumulate; 0: train.accumulate decides
     global_tokens: int = added(default=0, neutral=0)
 
     def __post_init__(self) -> None:
@@ -279,10 +279,10 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskConfig:
-    """What a masked language model has to guess."""
+    """What a masked language model has to predict."""
 
-    share: float = 0.15  # of the tokens: those that the model has to predict
-    whole_words: bool = False  # a word is masked with all its pieces or not at all
+    share: float = 0.15  # share of the tokens that the model has to predict
+    whole_words: bool = False  # mask all pieces of a word or none
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
@@ -293,19 +293,19 @@ class MaskConfig:
 class LMConfig:
     """What a language model is trained on."""
 
-    # let a sequence run on from one document into the next; else no token sees another document
+    # let a sequence continue into the next document; otherwise no token attends to another document
     across_documents: bool = added(default=False, neutral=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
-    """How a language model goes on with a prompt."""
+    """How a language model continues a prompt."""
 
-    tokens: int = added(default=256, neutral=256)  # at most so many new ones; the model's length is a limit too
+    tokens: int = added(default=256, neutral=256)  # new tokens at most; model.max_length is a limit too
     temperature: float = added(default=1.0, neutral=1.0)  # divides the logits; 0: always the most likely token
-    top_k: int = added(default=0, neutral=0)  # draw from this many of the most likely tokens; 0: from all
-    top_p: float = added(default=1.0, neutral=1.0)  # draw from the most likely tokens that together have so much
-    seed: int = added(default=1, neutral=1)  # of what is drawn; the same prompt is continued in the same way
+    top_k: int = added(default=0, neutral=0)  # sample from this many of the likeliest tokens; 0: from all
+    top_p: float = added(default=1.0, neutral=1.0)  # sample from the likeliest tokens that reach this probability
+    seed: int = added(default=1, neutral=1)  # seed for sampling; the same prompt gives the same text
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or min(self.top_k, self.seed) < 0:
@@ -318,11 +318,11 @@ class GenerateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """How translations are searched for."""
+    """How translations are decoded."""
 
     beam: int = 5  # hypotheses kept for each sentence; 1: greedy search
     length_penalty: float = 1.0  # scores are divided by length ** length_penalty
-    batch_tokens: int = 4096  # source tokens translated at once
+    batch_tokens: int = 4096  # source tokens translated at a time
     max_ratio: float = 2.0  # a translation is at most this many times its source, plus 20 tokens
 
     def __post_init__(self) -> None:
@@ -336,7 +336,7 @@ class DecodeConfig:
 class Config:
     """A whole run."""
 
-    task: str = "translation"  # what is learnt: translation, causal_lm, masked_lm or classification
+    task: str = "translation"  # translation, causal_lm, masked_lm or classification
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

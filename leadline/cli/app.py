@@ -50,7 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data = typer.Typer(help="Prepare text for training, and look at it.", no_args_is_help=True)
+data = typer.Typer(help="Prepare, show and check the text to train on.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
 
@@ -76,16 +76,16 @@ def leadline(
         )
 
 
-What = Annotated[str, typer.Argument(help="A recipe (leadline recipes lists them) or the path of a config.toml.")]
+What = Annotated[str, typer.Argument(help="A recipe (see leadline recipes) or the path of a config.toml.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key (see leadline keys): --set optim.lr=1e-3")]
 SetDecode = Annotated[list[str] | None, typer.Option("--set", help="Change how it translates: --set decode.beam=5")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.")]
-Which = Annotated[str, typer.Option("--checkpoint", help="best, last, average:K (of the last K) or a number.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+Which = Annotated[str, typer.Option("--checkpoint", help="best, last, average:K (of the last K) or an update.")]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Import the placement that the run names: its author's code.")
+    bool, typer.Option("--allow-code", help="Allow importing code that the run names (its placement).")
 ]
-Device = Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:1.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 
 
 def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Config:

@@ -1,4 +1,4 @@
-"""Commands that say what there is to choose: recipes, and the keys of a config."""
+"""Commands that list the choices: recipes, and the keys of a config."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def _sized(row: dict[str, Any]) -> str:
 
 @app.command()
 def keys(
-    word: Annotated[str, typer.Argument(help="Only keys with this in their name or meaning; all if not given.")] = "",
+    word: Annotated[str, typer.Argument(help="Only keys with this word in their name or meaning.")] = "",
     as_json: Json = False,
 ) -> None:
-    """List the keys of a config (config.toml, --set KEY=VALUE): default, choices and meaning."""
+    """List the keys of a config (for config.toml and --set KEY=VALUE): default, choices and meaning."""
     chosen = every_key.matching(word)
     if not chosen:
         raise UserError(f"no key has {word!r} in its name or meaning: leadline keys lists them all")

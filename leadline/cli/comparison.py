@@ -24,16 +24,16 @@ from leadline.errors import UserError, nearest
 
 @app.command()
 def placements(
-    layers: Annotated[tuple[int, int], typer.Option(help="Encoder and decoder layers; 0: no such stack.")] = (6, 6),
+    layers: Annotated[tuple[int, int], typer.Option(help="Layers of encoder and decoder; 0: no such stack.")] = (6, 6),
     dim: Annotated[int | None, typer.Option(help="Width of the model; 512 if not given.")] = None,
     ffn_dim: Annotated[int | None, typer.Option(help="Width of the feed-forward layer; 1024 if not given.")] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Measure small fresh models instead: growth, gradients, first step.")
+        bool, typer.Option("--compare", help="Measure small untrained models instead: growth, gradients, first step.")
     ] = False,
-    lr: Annotated[float | None, typer.Option(help="--compare: the rate of the first steps; 4e-3 if not given.")] = None,
+    lr: Annotated[float | None, typer.Option(help="--compare: rate of the first steps; 4e-3 if not given.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the placements: their constants, and the initial std of every weight role."""
+    """List the placements: their constants and the initial std of every weight role."""
     from leadline.model.init import table as rows_of
     from leadline.placement import PLACEMENTS, ROLES
 
@@ -107,41 +107,41 @@ def _compare(names: list[str], layers: tuple[int, int], lr: float, as_json: bool
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help="A figure's name, or all; list shows what there is.")] = "list",
+    what: Annotated[str, typer.Argument(help="The name of a figure, or all; list shows the names.")] = "list",
     scale: Annotated[
         str, typer.Option(help="tiny (two cores, minutes), small (one GPU, about an hour), paper.")
     ] = "tiny",
     sources: Annotated[
         list[str] | None,
         typer.Option(
-            "--data", help="text:FOLDER, prepared:FOLDER, … as in data.source; for all, also documents for xiong-fig5."
+            "--data", help="text:FOLDER, prepared:FOLDER, … as in data.source; with all, also documents for xiong-fig5."
         ),
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            help="Runs of each kind, with seeds 1, 2, …; if not given, 1 at tiny and else as many as the claims need."
+            help="Runs of each kind, with seeds 1, 2, …; if not given, 1 at tiny, else as many as the claims need."
         ),
     ] = None,
     depths: Annotated[
-        list[int] | None, typer.Option("--depth", help="Only runs of so many layers a stack; may be repeated.")
+        list[int] | None, typer.Option("--depth", help="Only runs with this many layers per stack; may be repeated.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Only runs whose names begin with this; may be repeated.")
+        list[str] | None, typer.Option("--only", help="Only runs whose names start with this; may be repeated.")
     ] = None,
     at_once: Annotated[
-        int | None, typer.Option("--jobs", help="Trainings side by side; 2 if not given. A cluster decides by itself.")
+        int | None, typer.Option("--jobs", help="Trainings at a time; 2 if not given. A cluster decides by itself.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for runs and tables; what is there already is used.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for runs and tables; finished runs in it are reused.")] = Path(
         "reproduced"
     ),
     on: Annotated[
-        str, typer.Option(help="ray or ray://HOST:PORT: a cluster, with as many runs at once as it has room for.")
+        str, typer.Option(help="ray or ray://HOST:PORT: run on a cluster, as many at once as it has room for.")
     ] = "",
     assignments: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Reproduce the papers' figures and tables by name, on your data; start it again to resume."""
+    """Reproduce the papers' figures and tables by name, on your data. Run it again to resume."""
     from leadline import reproduce as figures
     from leadline.jobs.cluster import runner
     from leadline.reproduce.figure import Chosen

@@ -26,9 +26,9 @@ What = Annotated[
     str,
     typer.Argument(help="A recipe, a config.toml, a run, a Hugging Face folder (config.json) or module:function."),
 ]
-Rate = Annotated[float | None, typer.Option(help="The rate to judge; the config's if not given.")]
+Rate = Annotated[float | None, typer.Option(help="The learning rate to judge; the config's if not given.")]
 Warmup = Annotated[int | None, typer.Option(help="Warm-up updates to judge; the config's if not given.")]
-Seeds = Annotated[int, typer.Option(help="How many times to draw the weights.")]
+Seeds = Annotated[int, typer.Option(help="Number of random initialisations to inspect.")]
 
 
 def _inspected(
@@ -68,7 +68,7 @@ def inspect_command(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Say before training whether a model will train, which layer is the trouble and what to change."""
+    """Say before training whether a model will train, in which layer trouble starts and what to change."""
     from leadline.report import inspections, page
 
     figures = page.beside(html) if html else None
@@ -97,7 +97,7 @@ def certify_command(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Check a model in CI: placement read, nothing wrongly coded, trains at the rate. Exit code 1: not certified."""
+    """Check a model in CI: placement found, no mistakes, trains at the given rate. Exit code 1: not certified."""
     from leadline.diagnose import certify
 
     try:
@@ -117,11 +117,11 @@ def advise_command(
     layers: Annotated[int, typer.Option(help="Layers of each stack.")],
     dim: Annotated[int, typer.Option(help="Width of the model.")] = 512,
     arch: Annotated[str, typer.Option(help="encoder-decoder, encoder or decoder.")] = "encoder-decoder",
-    batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch.")] = 4096,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per batch.")] = 4096,
     warmup: Annotated[int, typer.Option(help="Warm-up updates you are willing to spend.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Recommend a placement and a learning rate for a model that is not built yet, from a measured table."""
+    """Recommend a placement and a learning rate before there is a model, from a measured table."""
     from leadline.diagnose.advise import advise
 
     entries = advise(layers, dim, arch, batch_tokens, warmup)  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def replay_command(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Run one update of a training again, from the checkpoint before it, with everything recorded. Changes nothing."""
+    """Run one update of a training again from the checkpoint before it and record everything. Changes nothing."""
     from leadline.diagnose.watch import Watch
     from leadline.training.replay import replay
 
@@ -199,20 +199,20 @@ def replay_command(
 
 @app.command("report")
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, and folders written by leadline inspect --out.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders written by leadline inspect --out.")],
     out: Annotated[
         Path | None,
         typer.Option(help="The page to write, report.html if not given; figures as PNG and CSV go beside it."),
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Serve the page to this machine and keep it up to date until Ctrl-C.")
+        bool, typer.Option("--live", help="Serve the page on this machine and keep it up to date until Ctrl-C.")
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(help="--live: where; 8765 or the next free one if not given, 0: any.", min=0, max=65535),
+        typer.Option(help="Port for --live; 8765 or the next free one if not given, 0: any.", min=0, max=65535),
     ] = None,
 ) -> None:
-    """Make one self-contained page about runs and inspections, or follow trainings with --live."""
+    """Write one self-contained page about runs and inspections, or follow trainings with --live."""
     from leadline.diagnose import inspection
     from leadline.report import inspections, page
     from leadline.report import runs as reports

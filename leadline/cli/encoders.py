@@ -32,26 +32,26 @@ def finetune_command(
         str, typer.Option(help="same_meaning, mrpc, rte, or a file or folder with columns (--set data.first=…).")
     ] = "same_meaning",
     source: Annotated[
-        str, typer.Option("--data", help="Where the files of mrpc or rte are; data/TASK if not given.")
+        str, typer.Option("--data", help="Folder with the files of mrpc or rte; data/TASK if not given.")
     ] = "",
     which: Which = "best",
-    batches: Annotated[list[int] | None, typer.Option("--batch", help="Examples in a batch; may be repeated.")] = None,
-    rates: Annotated[list[float] | None, typer.Option("--lr", help="A rate to try; may be repeated.")] = None,
-    epochs: Annotated[list[int] | None, typer.Option("--epochs", help="How long; may be repeated.")] = None,
+    batches: Annotated[list[int] | None, typer.Option("--batch", help="Examples per batch; may be repeated.")] = None,
+    rates: Annotated[list[float] | None, typer.Option("--lr", help="A learning rate to try; may be repeated.")] = None,
+    epochs: Annotated[list[int] | None, typer.Option("--epochs", help="Number of epochs; may be repeated.")] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="The paper's grid where nothing else is said: 30 settings.")
+        bool, typer.Option("--full", help="The paper's grid (30 settings) for whatever is not given.")
     ] = False,
     seeds: Annotated[int, typer.Option(help="Runs of each setting, with seeds 1, 2, …")] = 6,
     metric: Annotated[str, typer.Option(help="accuracy, f1 or matthews.")] = "accuracy",
-    at_once: Annotated[int, typer.Option("--jobs", help="Trainings side by side.")] = 2,
-    out: Annotated[Path, typer.Option(help="Folder for runs and tables; what is there already is used.")] = Path(
+    at_once: Annotated[int, typer.Option("--jobs", help="Trainings at a time.")] = 2,
+    out: Annotated[Path, typer.Option(help="Folder for runs and tables; finished runs in it are reused.")] = Path(
         "finetuned"
     ),
     assignments: Set = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a pre-trained run to classify text: mean and 95 % interval over seeds; start it again to resume."""
+    """Fine-tune a pre-trained run to classify text: mean and 95 % interval over seeds. Run it again to resume."""
     from leadline.jobs import finetune as tuning
     from leadline.jobs.grid import settings_of
 
@@ -92,14 +92,14 @@ def finetune_command(
 def classify(
     run: RunFolder,
     source: Annotated[
-        Path | None, typer.Option("--input", "-i", help="A file of texts, one a line; stdin if not given.")
+        Path | None, typer.Option("--input", "-i", help="A file of texts, one per line; stdin if not given.")
     ] = None,
     which: Which = "best",
     device: Device = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Label new text with a fine-tuned run, line by line; two texts are written with a tab between them."""
+    """Label new text with a fine-tuned run, line by line; separate two texts by a tab."""
     from leadline.data.text import lines_of, lines_ready
     from leadline.tasks.classifier import Classifier
     from leadline.training.run import labels_of

@@ -16,11 +16,11 @@ def export_command(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
     to: Annotated[str, typer.Option(help="huggingface, or ctranslate2 for a translator.")] = "huggingface",
-    quantization: Annotated[str, typer.Option(help="Of ctranslate2's matrices: float32 or int8.")] = "float32",
+    quantization: Annotated[str, typer.Option(help="ctranslate2: float32 or int8 matrices.")] = "float32",
     which: Which = "best",
     allow_code: AllowCode = False,
 ) -> None:
-    """Write a run as a folder for transformers or CTranslate2, with its tokenizer and a model card (README.md)."""
+    """Export a run to a folder for transformers or CTranslate2, with its tokenizer and a model card (README.md)."""
     from leadline.exchange.export import export
 
     trained = load_run(run, which, "cpu", None, allow_code)
@@ -37,7 +37,7 @@ def import_command(
     ],
     out: Annotated[Path, typer.Argument(help="The run folder to make.")],
 ) -> None:
-    """Make a run of a Hugging Face folder (config.json, model.safetensors and a tokenizer), to use or train further."""
+    """Turn a Hugging Face folder (config.json, model.safetensors, a tokenizer) into a run, to use or train further."""
     from leadline.exchange import huggingface
 
     notes = huggingface.load(folder, out)

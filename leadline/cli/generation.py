@@ -1,4 +1,4 @@
-"""The command that goes on with a text."""
+"""The command that continues a text."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from leadline.files import to_json
 def generate(
     run: RunFolder,
     prompts: Annotated[list[str] | None, typer.Argument(help="Texts to continue; lines of stdin if not given.")] = None,
-    source: Annotated[Path | None, typer.Option("--input", "-i", help="A file of prompts, one a line.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="New tokens at most (generate.tokens).")] = None,
+    source: Annotated[Path | None, typer.Option("--input", "-i", help="A file of prompts, one per line.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="At most this many new tokens (generate.tokens).")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
     temperature: Annotated[float | None, typer.Option(help="Divides the logits (generate.temperature).")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from this many of the likeliest tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest tokens that together have this probability.")
+        float | None, typer.Option(help="Sample from the likeliest tokens that together have this probability.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the drawing (generate.seed).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for sampling (generate.seed).")] = None,
     which: Which = "best",
     device: Device = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Continue texts: prompts as arguments, from a file or from stdin; a single one is written as it comes."""
+    """Continue prompts, given as arguments, in a file or on stdin. A single prompt is continued token by token."""
     if greedy and temperature:
         raise UserError("--greedy is --temperature 0: leave one of them out")
     if prompts and source:
@@ -48,7 +48,7 @@ def generate(
 
 
 def _prompts(prompts: list[str] | None, source: Path | None) -> Iterator[list[str]]:
-    """All at once, but for those of stdin, which come as they come."""
+    """All at once, except stdin's, which are yielded as they arrive."""
     from leadline.data.text import lines_of
 
     if prompts or source:

@@ -1,4 +1,4 @@
-"""What a person sees while work goes on. Progress goes to stderr, so that answers on stdout can be piped."""
+"""Progress bars, tables and notices. Progress goes to stderr, so that answers on stdout can be piped."""
 
 from __future__ import annotations
 

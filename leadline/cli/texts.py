@@ -23,10 +23,10 @@ from leadline.cli.terminal import answer
 def data_prepare(
     what: What = "numerals",
     assignments: Set = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; a shared cache if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; the shared cache if not given.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn text into tokens, once: what has not changed is used again."""
+    """Tokenise text ahead of training. Text that has not changed is not prepared again."""
     config = config_of(what, assignments, allow_code=True)
     store = open_store(config, out)
     facts = {"folder": str(store.folder), "vocab_size": store.manifest["vocab_size"]}
@@ -49,7 +49,7 @@ def data_show(
     what: What = "numerals",
     assignments: Set = None,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "train",
-    count: Annotated[int, typer.Option("-n", help="How many pairs or documents.")] = 5,
+    count: Annotated[int, typer.Option("-n", help="Number of pairs or documents.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Show pairs, labelled examples or documents as the model sees them: text and tokens."""
@@ -70,8 +70,8 @@ def data_show(
 
 
 @data.command("check")
-def data_check(folder: Annotated[Path, typer.Argument(help="Prepared data.")], as_json: Json = False) -> None:
-    """Read prepared data again and compare every file with its hash; exit code 2 if one is damaged."""
+def data_check(folder: Annotated[Path, typer.Argument(help="Folder of prepared data.")], as_json: Json = False) -> None:
+    """Compare every file of prepared data with its hash. Exit code 2: one is damaged."""
     from leadline.data import manifest
 
     facts = manifest.read(folder)
@@ -80,4 +80,4 @@ def data_check(folder: Annotated[Path, typer.Argument(help="Prepared data.")], a
     if as_json:
         print_json({"folder": str(folder), "files": files, "whole": True})
     else:
-        answer.print(f"{folder}: {files} files, all as they were prepared", soft_wrap=True)
+        answer.print(f"{folder}: {files} files, all unchanged since they were prepared", soft_wrap=True)

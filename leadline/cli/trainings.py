@@ -48,7 +48,7 @@ def demo(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Watch Post-LN fail without warm-up and Pre-LN succeed, in two or three minutes on two cores."""
+    """Watch Post-LN fail without warm-up and Pre-LN train without it, in two or three minutes on two cores."""
     from leadline.reproduce import demo as demonstration
     from leadline.training import run as runs
 
@@ -83,7 +83,7 @@ def demo(
     if quick:
         updates = next(iter(demonstration.configs(quick).values())).train.updates
         answer.print(
-            f"\nA smoke test: after {updates} updates only the losses of Post-LN and Pre-LN say something; "
+            f"\nA smoke test: after {updates} updates only the losses of Post-LN and Pre-LN are meaningful; "
             "leadline demo trains all four to the end.",
             soft_wrap=True,
         )
@@ -122,18 +122,18 @@ def _going_on(folder: Path, assignments: list[str], allow_code: bool) -> Config:
 @app.command()
 def train(
     what: Annotated[
-        str | None, typer.Argument(help="A recipe (leadline recipes lists them) or the path of a config.toml.")
+        str | None, typer.Argument(help="A recipe (see leadline recipes) or the path of a config.toml.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; runs/RECIPE-DATE if not given.")] = None,
     assignments: Set = None,
     resume: Annotated[Path | None, typer.Option(help="Resume this run.")] = None,
     watch: Annotated[
-        int | None, typer.Option(help="Log every layer's norms each K updates, with an alarm; 0: off.")
+        int | None, typer.Option(help="Log every layer's norms every K updates and raise alarms; 0: off.")
     ] = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model into a run folder, or resume one: leadline train --resume RUN [--set train.updates=…]."""
+    """Train a model into a run folder, or resume a run: leadline train --resume RUN [--set train.updates=…]."""
     from leadline import tasks
     from leadline.diagnose.watch import Watch
     from leadline.placement import find
@@ -186,10 +186,10 @@ def evaluate(
     run: RunFolder,
     split: Annotated[
         str | None,
-        typer.Option(help="valid or test, of many languages also zero or flores; test if not given, if there is one."),
+        typer.Option(help="valid or test; with many languages also zero or flores. By default test, if there is one."),
     ] = None,
     directions: Annotated[
-        str | None, typer.Option(help="Of many languages: X-en, en-X, zero (not trained), or several: de-en,en-fr.")
+        str | None, typer.Option(help="With many languages: X-en, en-X, zero (not trained), or several: de-en,en-fr.")
     ] = None,
     which: Which = "best",
     assignments: SetDecode = None,
@@ -197,10 +197,10 @@ def evaluate(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run: its loss, and for a translator sacreBLEU and chrF with their signatures.
+    """Evaluate a run: its loss and, for a translator, sacreBLEU and chrF with their signatures.
 
-    Of many languages a table by direction, which is also written to RUN/evaluations; with --directions, --checkpoint or
-    --set under a name of its own, and with --directions without the loss, which is of all directions.
+    With many languages, it prints a table by direction and writes it to RUN/evaluations; with --directions,
+    --checkpoint or --set, to a file of its own. With --directions there is no loss, which would cover all directions.
     """
     world = join()
     trained = load_run(run, which, device, assignments, allow_code, ("decode", "data"))
@@ -236,17 +236,17 @@ def evaluate(
 def translate(
     run: RunFolder,
     source: Annotated[
-        Path | None, typer.Option("--input", "-i", help="A file of sentences; stdin if not given.")
+        Path | None, typer.Option("--input", "-i", help="A file of sentences, one per line; stdin if not given.")
     ] = None,
     target: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; stdout if not given.")] = None,
-    to: Annotated[str | None, typer.Option("--to", help="Of many languages, the one to translate into: fr.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="With many languages: the one to translate into.")] = None,
     which: Which = "best",
     assignments: SetDecode = None,
     device: Device = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Translate line by line: a file, or stdin as it comes. Processes of torchrun's share a file."""
+    """Translate a file or stdin, line by line. Started by torchrun, the processes share the file."""
     from leadline.data.text import lines_of
 
     world = join()
@@ -280,15 +280,15 @@ def _translations(translator: Any, lines: list[str] | None) -> Iterator[tuple[li
 
 @app.command()
 def score(
-    hypotheses: Annotated[Path, typer.Argument(metavar="HYP", help="A file of translations, one a line; -: stdin.")],
-    references: Annotated[Path, typer.Argument(metavar="REF", help="A file of what they should be, line by line.")],
+    hypotheses: Annotated[Path, typer.Argument(metavar="HYP", help="Translations, one per line; - is stdin.")],
+    references: Annotated[Path, typer.Argument(metavar="REF", help="References, one per line.")],
     language: Annotated[
-        str, typer.Option("--lang", help="The language of both: zh, ja and ko have a tokenizer of their own.")
+        str, typer.Option("--lang", help="The language of both files; zh, ja and ko have their own tokenizers.")
     ] = "",
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare without regard to case.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Score a file of translations against a reference: sacreBLEU and chrF, with their signatures."""
+    """Score translations against references: sacreBLEU and chrF, with their signatures."""
     from leadline.data.text import lines_of
     from leadline.scores import bleu_and_chrf
 

@@ -1,4 +1,4 @@
-"""The scores of a translator of many languages, as a person reads them."""
+"""The scores of a translator of many languages, as tables."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def print_by_direction(facts: dict[str, Any]) -> None:
     for signature, names in facts["signatures"].items():
         answer.print(f"{signature}: {names}", soft_wrap=True)
     answer.print(
-        "off-target: the share of outputs that an identifier of these languages takes for another one, or that are "
-        f"empty; it is right in {facts['identifier_accuracy']:.1%} of held-out lines, and wrong of so many of the "
-        "references\n",
+        "off-target: the share of outputs that are empty or that a language identifier takes for another language; it "
+        f"is right in {facts['identifier_accuracy']:.1%} of held-out lines; of references: how often it is wrong on "
+        "the references\n",
         soft_wrap=True,
     )

@@ -28,7 +28,7 @@ def make(
     """Fill a hidden folder and rename it, unless another process does so meanwhile.
 
     A kill leaves the hidden folder. The next preparation of the same key goes on with it where the work `resumes`, and
-    removes it otherwise, or where what is left cannot be gone on with. A mistake in the text leaves nothing.
+    removes it otherwise, or where what is left cannot be resumed. A mistake in the text leaves nothing.
     """
     building = folder.with_name(f".{folder.name}.{key[:16]}.unfinished")
     building.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def make(
         except Exception as error:
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise  # of the disk, and not of what lies there
-            progress(f"an unfinished preparation cannot be gone on with ({error}): beginning again", 0)
+            progress(f"an unfinished preparation cannot be resumed ({error}): starting over", 0)
             begun = False
         if not begun:
             shutil.rmtree(building, ignore_errors=True)

@@ -102,7 +102,7 @@ def _why(result: JobResult, facts: dict[str, Any], job: Job) -> str:
     if facts.get("start") != job.start:
         texts.append("it started from other weights")
     if facts.get("watch") != job.watch:
-        texts.append(f"it was looked into every {facts.get('watch')} updates, and this is every {job.watch}")
+        texts.append(f"it was watched every {facts.get('watch')} updates, and this one is every {job.watch}")
     if facts.get("data") != job.data_key:
         texts.append("it is of other data")
     return ", ".join(texts)

@@ -1,4 +1,4 @@
-"""The table of placements: a name, and the class that implements it."""
+"""The table of placements: names, and the classes that implement them."""
 
 from __future__ import annotations
 

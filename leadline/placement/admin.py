@@ -1,7 +1,7 @@
-"""Admin: x <- LN(ω·x + f(x)), with a vector ω for each connection that is learned.
+"""Admin: x <- LN(ω·x + f(x)), with a learned vector ω for each connection.
 
 Liu et al. 2020, "Understanding the Difficulty of Training Transformers" (arXiv 2004.08249), section 4. One pass over a
-batch, from the foot of a stack to its top, sets every ω to the size the stream would have without norms:
+batch, from the bottom of a stack to its top, sets every ω to the size the stream would have without norms:
 
     ω_1 = 1,   ω_{i+1}² = Var[ω_i·x_{i-1}] + Var[f_i(x_{i-1})]
 

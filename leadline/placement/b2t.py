@@ -1,10 +1,10 @@
-"""B2T: Post-LN, and the input of a layer is added again before the layer's last LN.
+"""B2T: Post-LN, with the layer's input added again before the layer's last LN.
 
     x' <- LN(x + f_1(x)),  …,  x <- LN(x' + f_n(x') + x_in)         x_in: what entered the layer
 
 Takase et al. 2022, "B2T Connection: Serving Stability and Performance in Deep Transformers" (arXiv 2206.00330),
-section 4: the input of a layer goes past all its LNs but the last. Within a layer the stream is (x, x_in). The authors'
-code also multiplies a layer's initial weights by layers^-½, which is no part of the equation and not done here.
+section 4: the input of a layer bypasses all its LNs but the last. Within a layer the stream is (x, x_in). The authors'
+code also multiplies a layer's initial weights by layers^-½, which is not part of the equation and not done here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The placement contract: how a sublayer joins the residual stream.
 
-A placement is one residual connection. The block hands it the stream and the sublayer; everything a method
+A placement is one residual connection. The block passes it the stream and the sublayer. Everything a method
 does (where it normalises, how it scales the skip, how it shrinks weights at initialisation) is in its one file.
 The stream is a tensor [T, D] unless a placement makes more of it: `opens` may turn the embeddings into anything, its
-connections hand that on from one to the next, and `final` makes a tensor of it again.
+connections pass that on from one to the next, and `final` turns it back into a tensor.
 """
 
 from __future__ import annotations

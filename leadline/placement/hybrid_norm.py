@@ -1,12 +1,12 @@
-"""HybridNorm: attention norms its q, k and v and not its input; the FFN is Post-LN with the norm before it.
+"""HybridNorm: attention normalises q, k and v instead of its input; the FFN is Post-LN with the norm before it.
 
-    y <- x + Attention(x)        q, k and v normed, head by head
+    y <- x + Attention(x)        q, k and v normalised, head by head
     x <- LN(y) + FFN(LN(y))      and one LN after the last layer
 
 Zhuo et al. 2025, "HybridNorm: Towards Stable and Efficient Transformer Training via Hybrid Normalization" (arXiv
 2503.04598), as the authors' code has it; not its variant HybridNorm*, whose first layer is Pre-LN. LN(y) is written as
-the end of the connection below. The paper has no cross-attention: here it is as self-attention. model.qk_norm=width
-norms over all heads together.
+the end of the connection below. The paper has no cross-attention: here it is like self-attention. model.qk_norm=width
+normalises over all heads together.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Keel: x <- LN(α·x + f(LN(x))), α the number of sublayers of the stack; the first layer is Pre-LN.
 
 Chen and Wei 2026, "Post-LayerNorm Is Back: Stable, Expressive, and Deep" (arXiv 2601.19895). The paper's own code
-was not found. Three others' code agrees on the equation, on α = 2L and on a first layer without α; one has an LN
-after that layer's FFN, two have none, nor have we. The paper has decoders alone; here each stack counts its own
-sublayers.
+was not found. Three other implementations agree on the equation, on α = 2L and on a first layer without α; one has an
+LN after that layer's FFN, two have none, and neither does this one. The paper has only decoders; here each stack
+counts its own sublayers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mix-LN: the first quarter of the layers Post-LN, the others Pre-LN, and one LN after the last layer.
+"""Mix-LN: the first quarter of the layers is Post-LN, the rest Pre-LN, and one LN follows the last layer.
 
 Li et al. 2024, "Mix-LN: Unleashing the Power of Deeper Layers by Combining Pre-LN and Post-LN" (arXiv 2412.13795),
 section 3, with its share of ¼, rounded down. The paper has one stack; here each stack has its own first quarter.

@@ -1,7 +1,7 @@
 """ReZero: x <- x + a·f(x), no norm, with one learned number a for each layer that starts at 0.
 
 Bachlechner et al. 2020, "ReZero is All You Need: Fast Convergence at Large Depth" (arXiv 2003.04887), section 4: the
-sublayers of a layer share their a. At the beginning the model is the identity.
+sublayers of a layer share their a. At initialisation the model is the identity.
 """
 
 from __future__ import annotations

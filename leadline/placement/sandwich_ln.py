@@ -1,4 +1,4 @@
-"""Sandwich-LN: x <- x + LN(f(LN(x))), and one LN after the last layer. Peri-LN: the same, and one LN on the embeddings.
+"""Sandwich-LN: x <- x + LN(f(LN(x))), and one LN after the last layer. Peri-LN: the same, with an LN on the embeddings.
 
 Ding et al. 2021, "CogView" (arXiv 2105.13290), section 2.4; Kim et al. 2025, "Peri-LN: Revisiting Normalization Layer
 in the Transformer Architecture" (arXiv 2502.02732), section 3.

@@ -5,8 +5,8 @@
 
 Li et al. 2026, "SiameseNorm: Breaking the Barrier to Reconciling Pre/Post-Norm" (arXiv 2602.08064). The equation is
 that of the authors' code for DeiT; the text of the paper was not at hand, and notes on it leave out the factor 1/√(2l),
-the LN of the sum and the last one. Their language model norms q, k and v instead of attention's input (HybridNorm). The
-stream is (x, y).
+the LN of the sum and the last one. Their language model normalises q, k and v instead of attention's input, as
+HybridNorm does. The stream is (x, y).
 """
 
 from __future__ import annotations

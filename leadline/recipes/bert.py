@@ -1,6 +1,6 @@
 """BERT as in Xiong et al. 2020, section 4.2: 12 layers, d 768, 12 heads, masked-LM loss on documents.
 
-Post-LN warms up for 10,000 updates to 1e-4; Pre-LN begins at 3e-4; both then fall in a straight line to 0. The rest is
+Post-LN warms up for 10,000 updates to 1e-4; Pre-LN starts at 3e-4; both then decay linearly to 0. The rest follows
 Devlin et al. 2018. Give the text with `--set data.source=documents:PATH`. The small ones train on a CPU.
 `--set model.classes=2` adds next-sentence prediction.
 """
@@ -11,7 +11,7 @@ from leadline.config import Config, DataConfig, ModelConfig, OptimConfig, TrainC
 
 
 def bert_base_pre_ln() -> Config:
-    """BERT base, Pre-LN without warm-up (Xiong et al. 2020), on documents of your own; for a GPU."""
+    """BERT base, Pre-LN without warm-up (Xiong et al. 2020), on your own documents; for a GPU."""
     return Config(
         task="masked_lm",
         model=ModelConfig(
@@ -57,7 +57,7 @@ def bert_base_post_ln() -> Config:
 
 
 def bert_small_pre_ln() -> Config:
-    """A small BERT, Pre-LN without warm-up, on Python's own documentation: less than two minutes on two cores."""
+    """A small BERT, Pre-LN without warm-up, on Python's documentation: less than two minutes on two cores."""
     small = {"encoder_layers": 3, "dim": 128, "ffn_dim": 512, "heads": 4, "max_length": 128}
     return bert_base_pre_ln().set(
         model=small | {"dropout": 0.0, "attention_dropout": 0.0},
@@ -68,5 +68,5 @@ def bert_small_pre_ln() -> Config:
 
 
 def bert_small_post_ln() -> Config:
-    """The same with Post-LN and warm-up."""
+    """The small BERT with Post-LN and warm-up."""
     return bert_small_pre_ln().set(model={"placement": "post_ln"}, optim={"lr": 1e-3, "warmup": 100})

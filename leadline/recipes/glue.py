@@ -1,8 +1,8 @@
 """Fine-tuning as in Xiong et al. 2020, section 4.2, on two tasks of GLUE, and a task that needs no data.
 
-The schedule is Devlin et al. 2018's: AdamW, a rise over the first tenth of the updates, a straight line to 0.
+The schedule is Devlin et al. 2018's: AdamW, warm-up over the first tenth of the updates, then linear decay to 0.
 `leadline finetune RUN --task mrpc` takes the model and the vocabulary of RUN instead of those here, and tries several
-rates, batch sizes and numbers of epochs; `leadline train mrpc` trains from nothing, with a vocabulary that fits so
+rates, batch sizes and numbers of epochs; `leadline train mrpc` trains from scratch, with a vocabulary that fits so
 little text. GLUE's folders and the original files of MRPC are read as they are.
 """
 
@@ -28,9 +28,9 @@ def _classifier(base: Config, data: DataConfig, classes: int) -> Config:
 
 
 def mrpc() -> Config:
-    """MRPC of GLUE: do two sentences say the same (0, 1)?
+    """MRPC of GLUE: do two sentences mean the same (0, 1)?
 
-    Without a dev file, as many as GLUE's 408 are held out of train.
+    Without a dev file, 408 examples, as many as GLUE's, are held out of train.
     """
     data = DataConfig(source="table:data/mrpc", holdout=408, vocab_size=10000)
     return _classifier(bert_base_pre_ln(), data, 2)
@@ -43,6 +43,6 @@ def rte() -> Config:
 
 
 def same_meaning() -> Config:
-    """Do two expressions of a number, a date or an amount mean the same? Small, for a CPU; no data of your own."""
+    """Do two expressions of a number, a date or an amount mean the same? Small, for a CPU; no data needed."""
     data = DataConfig(source="builtin:same-meaning", size=20000, vocab_size=300)
     return _classifier(bert_small_pre_ln(), data, 2).set(optim={"lr": 1e-3})

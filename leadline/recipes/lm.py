@@ -1,9 +1,9 @@
 """Language models: GPT-2's smallest, a Llama of its size, and small ones that train on a CPU.
 
-GPT-2 is Radford et al. 2019 with the training that is usual now (Brown et al. 2020, appendix B): AdamW with β2 0.95, a
-rise and half a cosine, gradients clipped at 1, weight decay of matrices but not of embeddings, no dropout. Give the
-text with `--set data.source=documents:PATH`; the vocabulary is learnt from it. Weights start as the placement says
-(docs/placements.md), not at GPT-2's 0.02.
+GPT-2 is Radford et al. 2019 with the training that is usual now (Brown et al. 2020, appendix B): AdamW with β2 0.95,
+warm-up and half a cosine, gradients clipped at 1, weight decay on matrices but not embeddings, no dropout. Give the
+text with `--set data.source=documents:PATH`; the vocabulary is learnt from it. Weights are initialised as the placement
+says (docs/placements.md), not with GPT-2's 0.02.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from leadline.config import Config, DataConfig, ModelConfig, OptimConfig, TrainC
 
 
 def gpt2_124m() -> Config:
-    """GPT-2's smallest model, 12 layers of Pre-LN with warm-up, on documents of your own; for a GPU."""
+    """GPT-2's smallest model, 12 layers of Pre-LN with warm-up, on your own documents; for a GPU."""
     return Config(
         task="causal_lm",
         model=ModelConfig(
@@ -71,5 +71,5 @@ def lm_small_pre_ln() -> Config:
 
 
 def lm_small_post_ln() -> Config:
-    """The same with Post-LN and warm-up."""
+    """The small language model with Post-LN and warm-up."""
     return lm_small_pre_ln().set(model={"placement": "post_ln"}, optim={"lr": 1e-3, "warmup": 100})

@@ -2,8 +2,8 @@
 
 Give the data with `--set data.source=many:FOLDER`; OPUS-100's own folder is read as it is. The paper trains both
 directions of 100 languages with English for 4 epochs in batches of 128 × 4,096 tokens, d 512, FFN 2,048, 8 heads, with
-Adam to 5e-4 after a warm-up of 4,000, dropout 0.1. Its tables list no temperature, no size of the vocabulary and no
-beam: 5, 64,000 and 5 are common for such data, and our choice.
+Adam to 5e-4 after a warm-up of 4,000, dropout 0.1. Its tables list no temperature, vocabulary size or beam:
+5, 64,000 and 5 are common for such data, and our choice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def opus100_deepnorm() -> Config:
 
 
 def opus100_pre_ln() -> Config:
-    """Many languages in one model, the 12 layers of Pre-LN that DeepNet is compared with on OPUS-100; for a GPU."""
+    """Many languages in one model, 12 layers of Pre-LN (6-6), DeepNet's baseline on OPUS-100; for a GPU."""
     return opus100_deepnorm().set(model={"placement": "pre_ln", "encoder_layers": 6, "decoder_layers": 6})
 
 

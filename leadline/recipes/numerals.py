@@ -1,4 +1,4 @@
-"""A translator of numbers, dates and amounts that trains in a minute or two on a CPU, from nothing but this package."""
+"""A translator of numbers, dates and amounts that trains in a minute or two on a CPU, without any data files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from leadline.config import Config, DataConfig, DecodeConfig, ModelConfig, Optim
 
 
 def numerals() -> Config:
-    """German number words, dates and amounts to English, without data of your own: a minute or two on two cores."""
+    """German number words, dates and amounts to English, no data needed: a minute or two on two cores."""
     return Config(
         model=ModelConfig(
             placement="pre_ln",

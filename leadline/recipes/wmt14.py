@@ -1,7 +1,7 @@
 """WMT14 English-German as in Xiong et al. 2020, section 4.1: Transformer base, joint BPE 37k, 131,072 tokens a batch.
 
 Give the data with `--set data.source=text:FOLDER`, files train/valid/test.en/.de as they are; the paper validates on
-newstest2013 and tests on newstest2014. Beam and length penalty are those of Vaswani et al. 2017, whose setup it has.
+newstest2013 and tests on newstest2014. Beam and length penalty are those of Vaswani et al. 2017, whose setup it uses.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def test_results_of_other_code_or_settings_are_named_and_not_used(
     assert told(replace(job(seed=2), group="figure")).endswith("is not used: train.seed was 1 and is 2")
     assert told(replace(one, data_key="other")).endswith("is not used: it is of other data")
     assert told(replace(one, start="other")).endswith("is not used: it started from other weights")
-    assert told(replace(one, watch=5)).endswith("it was looked into every 0 updates, and this is every 5")
+    assert told(replace(one, watch=5)).endswith("it was watched every 0 updates, and this one is every 5")
     assert not list(jobs.stale([replace(job(seed=2), group="another figure")], tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "NUMERICS", NUMERICS + 1)
