@@ -46,16 +46,16 @@ class Goal:
         return ", ".join(parts + [f"loss within {self.nll:g}"] * bool(self.nll))
 
     def reached(self, ours: dict[str, Any], best: dict[str, Any] | None, ratio: float) -> str:
-        if (self.ratio or self.nll) and best is None:
-            return "no peer finished"
         apart = abs(ours.get("valid_nll", 0.0) - (best or {}).get("valid_nll", 0.0))
         met = [
             not self.ms or ours["ms_a_step"] <= self.ms,
             not self.seconds or median(ours) <= self.seconds,
-            not self.ratio or ratio >= self.ratio,
+            not self.ratio or best is None or ratio >= self.ratio,
             not self.share or ours["share_of_peak"] >= self.share,
             not self.nll or apart <= self.nll,
         ]
+        if all(met) and (self.ratio or self.nll) and best is None:
+            return "no peer finished"
         return "yes" if all(met) else "**no**"
 
 

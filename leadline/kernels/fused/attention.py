@@ -43,11 +43,12 @@ def _forward_tiles(width: int, bytes_each: int) -> Tiles:
     return Tiles(64, 64, 4, 2) if width > 64 else Tiles(64, 64, 4, 3)
 
 
-def _backward_tiles(width: int, bytes_each: int) -> Tiles:
+def _backward_tiles(width: int, bytes_each: int, drops: bool) -> Tiles:
+    """Dropout needs the registers that prefetching would take."""
     row = triton.next_power_of_2(width) * bytes_each
     if row > 256:
         return Tiles(16, 16, 4, 1) if row > 512 else Tiles(32, 32, 4, 1)
-    return Tiles(64, 32, 4, 1) if width > 64 else Tiles(64, 32, 4, 2)
+    return Tiles(64, 32, 4, 1 if width > 64 or drops else 2)
 
 
 @triton.jit
@@ -272,7 +273,7 @@ class _Attention(torch.autograd.Function):
         d_second = ctx.shared.gradient_place() if ctx.shared else None if second is None else torch.empty_like(second)
         dq, dk, dv = ctx.heads.views(d_first, d_second, ctx.number)
         rows, keys = len(q), len(k)
-        tiles = _backward_tiles(width, q.element_size())
+        tiles = _backward_tiles(width, q.element_size(), dropout.p > 0)
         query_tiles, key_tiles = triton.cdiv(rows, tiles.stay), triton.cdiv(keys, tiles.stay)
         sums = [
             torch.empty(tiles_of, 1, columns, dtype=torch.float32, device=q.device)
