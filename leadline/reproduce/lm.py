@@ -12,10 +12,11 @@ from leadline.config import Config
 from leadline.report.page import Chart, Section
 from leadline.reproduce import sensitivity
 from leadline.reproduce.claims import BIG, Claim, Numbers
-from leadline.reproduce.figure import Figure, Runs, Variant, Variants
+from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
 from leadline.reproduce.reading import curves, gaps, shares
 
 PRE, PRE_WARM = "pre_ln, no warm-up", "pre_ln, warm-up"
+LEARNT = 0.5  # nats below the first evaluation
 POST, POST_WARM, DEEP = "post_ln, no warm-up", "post_ln, warm-up", "deepnorm, warm-up"
 
 
@@ -53,13 +54,20 @@ def _variants(scale: str, base: Config) -> Variants:
     }
 
 
+def _has_learnt(run: FinishedRun) -> bool:
+    """More than how often tokens come, which a model has learnt by its first evaluation."""
+    return run.last("valid_nll") < run.first("valid_nll") - LEARNT
+
+
 def _numbers(runs: Runs) -> Numbers:
+    """Nothing is compared with a Post-LN that has not learnt."""
+    good = {**runs, POST_WARM: [run for run in runs.get(POST_WARM, ()) if _has_learnt(run)]}
     return {
         "post bare - post warm": gaps(runs, POST, POST_WARM),
-        "pre bare - post warm": gaps(runs, PRE, POST_WARM),
-        "share": shares(runs, PRE, POST_WARM),
+        "pre bare - post warm": gaps(good, PRE, POST_WARM),
+        "share": shares(good, PRE, POST_WARM),
         "pre bare - pre warm": gaps(runs, PRE, PRE_WARM),
-        "deepnorm - post warm": gaps(runs, DEEP, POST_WARM),
+        "deepnorm - post warm": gaps(good, DEEP, POST_WARM),
     }
 
 

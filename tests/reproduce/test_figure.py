@@ -18,7 +18,7 @@ from leadline.jobs.job import Job, finished
 from leadline.provenance import NUMERICS
 from leadline.report.heat import Heat
 from leadline.report.page import Chart, Table
-from leadline.reproduce import FIGURES, SCALES, bert, deepnet, depths, gradients, sensitivity, xiong
+from leadline.reproduce import FIGURES, SCALES, bert, deepnet, depths, gradients, lm, sensitivity, xiong
 from leadline.reproduce.figure import Chosen, Figure, FinishedRun, Variant
 from leadline.reproduce.making import plan, reproduce
 from leadline.reproduce.reading import by_depth, curves, gaps, shares, slope
@@ -204,6 +204,16 @@ def test_deepnet_figure_6_sets_bleu_by_depth_beside_the_papers() -> None:
         ["post_ln", "diverged", "not learnt (7.00)", 4, 0],
         ["deepnorm/fairseq_2020", "18.0 (2.00)", "–", "", ""],
     ]
+
+
+def test_language_models_are_not_compared_with_a_post_ln_that_has_not_learnt() -> None:
+    runs = {lm.PRE: [run("", [6.7, 4.8])], lm.POST: [run("", [7.5, 7.5])], lm.DEEP: [run("", [7.0, 4.5])]}
+    stuck, learnt = ({**runs, lm.POST_WARM: [run("", losses)]} for losses in ([7.5, 7.4], [7.5, 5.0]))
+    assert lm.WARMUP.numbers(stuck)["pre bare - post warm"] == []
+    assert lm.WARMUP.numbers(stuck)["deepnorm - post warm"] == []
+    assert lm.WARMUP.numbers(stuck)["post bare - post warm"] == pytest.approx([0.1])
+    assert lm.WARMUP.numbers(learnt)["pre bare - post warm"] == pytest.approx([-0.2])
+    assert lm.WARMUP.numbers(learnt)["deepnorm - post warm"] == pytest.approx([-0.5])
 
 
 def test_figures_of_the_second_paper_start_as_it_did() -> None:
