@@ -10,6 +10,7 @@ from leadline.errors import UserError, nearest
 from leadline.placement.admin import Admin, AdminConstant
 from leadline.placement.b2t import B2T
 from leadline.placement.base import ROLES, Architecture, Base, NormName, Placement, Role, Site, Stack, tensor
+from leadline.placement.complete_p import CompleteP
 from leadline.placement.deepnorm import DeepNorm
 from leadline.placement.dlcl import DLCL
 from leadline.placement.ds_init import DSInit
@@ -56,6 +57,7 @@ PLACEMENTS: dict[str, type[Placement]] = {
     "hybrid_norm": HybridNorm,
     "keel": Keel,
     "siamese_norm": SiameseNorm,
+    "complete_p": CompleteP,
 }
 
 

@@ -320,6 +320,12 @@ def siamese_norm(stack: Taken, x: Tensor) -> Tensor:
     return ln(final.norm, ln(final.post_norm, x) + ln(final.pre_norm, y))
 
 
+def complete_p(stack: Taken, x: Tensor) -> Tensor:
+    for f in stack:
+        x = x + 2 * f(ln(f.join.norm, x)) / len(stack.layers)
+    return ln(stack.final, x)
+
+
 EQUATIONS: dict[str, Callable[[Taken, Tensor], Tensor]] = {
     "post_ln": post_ln,
     "pre_ln": pre_ln,
@@ -345,6 +351,7 @@ EQUATIONS: dict[str, Callable[[Taken, Tensor], Tensor]] = {
     "hybrid_norm": hybrid_norm,
     "keel": keel,
     "siamese_norm": siamese_norm,
+    "complete_p": complete_p,
 }
 
 

@@ -95,7 +95,7 @@ KERNELS = {
     **dict.fromkeys(("pre_ln", "sub_ln", "ln_scaling", "mix_ln", "normformer"), 3 + 1),
     "b2t": 4,  # the sum with what entered the layer is torch's
     "t_fixup": 3,
-    **dict.fromkeys(("sandwich_ln", "peri_ln", "layer_scale"), 3 + 1),
+    **dict.fromkeys(("sandwich_ln", "peri_ln", "layer_scale", "complete_p"), 3 + 1),
     "res_post_ln": 1,  # the norms of branches are torch's
     "hybrid_norm": 3,
     "keel": 6,  # two norms each
