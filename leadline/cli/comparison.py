@@ -138,6 +138,9 @@ def reproduce(
     on: Annotated[
         str, typer.Option(help="ray or ray://HOST:PORT: run on a cluster, as many at once as it has room for.")
     ] = "",
+    processes: Annotated[
+        int | None, typer.Option(help="With --on: processes that share each run, each with a GPU if there are any.")
+    ] = None,
     assignments: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -148,7 +151,7 @@ def reproduce(
     from leadline.reproduce.showing import overview
 
     known = list(figures.FIGURES)
-    if what == "list" and any((sources, seeds, depths, only, at_once, on, assignments)):
+    if what == "list" and any((sources, seeds, depths, only, at_once, on, processes, assignments)):
         raise UserError("reproduce list takes no options but --json: name a figure, or all")
     if what == "list":
         return _list({name: figure.title for name, figure in figures.FIGURES.items()}, as_json)
@@ -157,8 +160,10 @@ def reproduce(
     chosen = Chosen(tuple(only or ()), tuple(depths or ()))
     if what == "all" and (only or depths):
         raise UserError("--only and --depth choose among the runs of one figure: name it instead of all")
-    _require_usable(scale, [seeds, at_once, *(depths or [])], bool(on and at_once))
-    execute = runner(on)
+    _require_usable(scale, [seeds, at_once, processes, *(depths or [])], bool(on and at_once))
+    if processes and not on:
+        raise UserError("--processes needs --on ray: on this machine, give a training several with torchrun")
+    execute = runner(on, processes or 1)
     answers = {}
     for name in known if what == "all" else [what]:
         base = _with_data(figures.FIGURES[name].base(scale), sources or [], several=what == "all")
@@ -180,7 +185,7 @@ def _require_usable(scale: str, counts: list[int | None], cluster_with_jobs: boo
     if scale not in SCALES:
         raise UserError(f"--scale cannot be {scale!r}: {nearest(scale, SCALES)}")
     if min(1 if count is None else count for count in counts) < 1:
-        raise UserError("--seeds, --jobs and --depth must be at least 1")
+        raise UserError("--seeds, --jobs, --processes and --depth must be at least 1")
     if cluster_with_jobs:
         raise UserError("--jobs means nothing with --on: a cluster runs as many at once as it has room for")
 

@@ -1,7 +1,8 @@
 """The jobs of leadline.jobs on a cluster, through Ray: a task a job, with a CPU, and a GPU if there are any.
 
-A task starts the same worker in the job's folder as a run on this machine. A training that is killed, with its process,
-its Ray worker or its whole node, goes on from its last checkpoint wherever Ray finds room; one that fails does not.
+A task starts the same worker in the job's folder as a run on this machine; for a run on several GPUs, one for each
+of them, on one node. A training that is killed, with a process, its Ray worker or its whole node, goes on from its last
+checkpoint wherever Ray finds room; one that fails does not.
 
 Leadline is installed on every node, and `root`, the data and a run that training starts from have the same path on all
 of them. Each node prepares the data for itself, unless LEADLINE_CACHE names a folder that they share.
@@ -14,6 +15,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import sys
 import time
 import warnings
@@ -39,8 +41,10 @@ class Killed(Exception):
     """A training that ended by a signal: Ray tries it again."""
 
 
-def runner(on: str) -> Execute:
+def runner(on: str, processes: int = 1) -> Execute:
     """What `--on` asks for: "" processes on this machine, "ray" and "ray://HOST:PORT" a cluster.
+
+    processes: that share each run, every one with a GPU of its own if there are any.
 
     "ray" is the cluster that Ray itself would take: RAY_ADDRESS, or one that `ray start` has started here, or else a
     new one of this machine alone. How many run at once is then Ray's to decide, by what they need and what there is.
@@ -51,10 +55,16 @@ def runner(on: str) -> Execute:
         raise UserError(f"--on cannot be {on!r}: use ray (the cluster of this machine) or ray://HOST:PORT")
     _ray()  # that it is missing comes to light before anything is prepared
     address = "" if on == "ray" else on
-    return lambda jobs, root, at_once, on_event: execute(jobs, root, address, on_event)
+    return lambda jobs, root, at_once, on_event: execute(jobs, root, address, on_event, processes)
 
 
-def execute(jobs: Sequence[Job], root: Path, address: str = "", on_event: OnEvent = lambda name, event: None) -> None:
+def execute(
+    jobs: Sequence[Job],
+    root: Path,
+    address: str = "",
+    on_event: OnEvent = lambda name, event: None,
+    processes: int = 1,
+) -> None:
     """As leadline.jobs.engine.execute. `address`: as for ray.init."""
     waiting = unfinished(jobs, root)
     if not waiting:
@@ -66,11 +76,13 @@ def execute(jobs: Sequence[Job], root: Path, address: str = "", on_event: OnEven
         events = Queue(actor_options=ON_HEAD)
         task = ray.remote(max_retries=RETRIES, retry_exceptions=[Killed])(_work)
         there_are_gpus = ray.cluster_resources().get("GPU", 0) > 0
+        _require_room(ray, processes, there_are_gpus)
         running: dict[Any, Job] = {}
         try:
             for job in waiting:
-                gpus = int(there_are_gpus and job.config.train.device != "cpu")
-                started = task.options(num_cpus=1, num_gpus=gpus).remote(_anywhere(job), root.absolute(), events)
+                gpus = processes if there_are_gpus and job.config.train.device != "cpu" else 0
+                placed = task.options(num_cpus=processes, num_gpus=gpus)
+                started = placed.remote(_anywhere(job), root.absolute(), events, processes)
                 running[started] = job
             while running or not events.empty():
                 if signals:
@@ -90,13 +102,21 @@ def execute(jobs: Sequence[Job], root: Path, address: str = "", on_event: OnEven
     local.require_none(failed, jobs)
 
 
+def _require_room(ray: Any, processes: int, gpus: bool) -> None:
+    """A run that no node has room for would wait for ever."""
+    kind = "GPU" if gpus else "CPU"
+    most = max((int(node["Resources"].get(kind, 0)) for node in ray.nodes() if node["Alive"]), default=0)
+    if processes > max(most, 1):
+        raise UserError(f"--processes {processes}: no node of the cluster has more than {most} {kind}s; ask for fewer")
+
+
 def _anywhere(job: Job) -> Job:
     """The same job for any node: no path is relative, and Ray says which GPU."""
     config = absolute(job.config)
     return replace(job, config=config.set(train={"device": config.train.device.partition(":")[0]}))
 
 
-def _work(job: Job, root: Path, events: Any) -> str:
+def _work(job: Job, root: Path, events: Any, processes: int = 1) -> str:
     """On a node: one job to its end. Returns the last words of one that failed."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ray cancels by it; a node in the background ignores it
     _wait_for_lock(job.folder(root))
@@ -104,23 +124,36 @@ def _work(job: Job, root: Path, events: Any) -> str:
         return ""
     heard: queue.Queue[Any] = queue.Queue()
     folder = lay_out(job, root)
-    worker = Worker(1, heard, folder)
+    workers = [Worker(1, heard, folder, place=place) for place in _places(processes)]
+    left = 0
     try:
-        said: Any = None
-        while said != local.LEFT:
+        while left < processes:
             try:
                 _, said = heard.get(timeout=0.1)  # not longer: a task that sleeps does not hear that it is cancelled
             except queue.Empty:
                 continue
             if isinstance(said, Event):
                 events.put((job.name, said))
+            left += said == local.LEFT
     finally:
-        worker.process.terminate()
-        status = worker.close()
-    words = last_words(folder) if status else ""
-    if status < 0:
+        for worker in workers:
+            worker.process.terminate()
+        statuses = [worker.close() for worker in workers]
+    words = last_words(folder) if any(statuses) else ""
+    if min(statuses) < 0:
         raise Killed(words)
     return words
+
+
+def _places(processes: int) -> list[dict[str, str]]:
+    """What torchrun would tell each of the processes of one training."""
+    if processes == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    return [shared | {"RANK": str(n), "LOCAL_RANK": str(n)} for n in range(processes)]
 
 
 def _wait_for_lock(folder: Path) -> None:

@@ -12,7 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from leadline import machine
@@ -44,14 +44,21 @@ def threads_of(at_once: int) -> int:
 class Worker:
     """A process that trains. What it says goes to `heard`, as (worker, an event, DONE or LEFT)."""
 
-    def __init__(self, threads: int, heard: queue.Queue[tuple[Worker, Event | str]], *folders: Path) -> None:
+    def __init__(
+        self,
+        threads: int,
+        heard: queue.Queue[tuple[Worker, Event | str]],
+        *folders: Path,
+        place: Mapping[str, str] | None = None,
+    ) -> None:
+        """place: in a training of several processes, as torchrun tells it."""
         self.job: Job | None = None  # what it is doing
         self.process = subprocess.Popen(
             [sys.executable, "-m", "leadline.jobs.worker", *map(str, folders)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)} | dict(place or {}),
         )
         threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
 

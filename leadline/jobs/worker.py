@@ -30,22 +30,25 @@ from leadline.files import read_json, write_json
 from leadline.jobs.job import LAST
 from leadline.provenance import stamp
 from leadline.training.events import OnStep
+from leadline.world import join, tells
 
 
 def work(folder: Path, tell: OnStep = lambda event: None) -> None:
     """Train what is laid out in a folder to its end, and write result.json."""
     from leadline.diagnose.drift import Drift
     from leadline.diagnose.watch import Watch
-    from leadline.model.init import base_of
     from leadline.training.loop import resume, train
     from leadline.training.run import is_run
 
+    world = join()
     config = configuration.load(folder / "job.toml")
     job = _job(folder)
     on_step: list[Any] = [tell]
     if watch := job["watch"]:
         on_step += [Watch(every=watch), Drift(watch, config.train.precision)]
-        _forget(folder)  # what is compared with the beginning has to see it
+        if world.leads:
+            _forget(folder)  # what is compared with the beginning has to see it
+        world.gather(0)
     diverged = ""
     try:
         if is_run(folder):
@@ -54,6 +57,15 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
             train(config, folder, on_step)
     except Diverged as error:
         diverged = str(error)
+    if world.leads:
+        _finish(folder, config, job, diverged)
+    world.leave()
+
+
+def _finish(folder: Path, config: Config, job: dict[str, Any], diverged: str) -> None:
+    """Write result.json."""
+    from leadline.model.init import base_of
+
     measured = history.read(folder)
     updates = [row for row in measured.rows if "loss" in row]
     evaluations = [row for row in measured.rows if "valid_nll" in row]
@@ -128,7 +140,7 @@ def main(folders: Iterable[str]) -> None:
         try:
             work(folder, lambda event: say(asdict(event)))
         except (UserError, Interrupted) as error:
-            sys.exit(str(error))
+            sys.exit(str(error) if tells() else 1)
         if torch.cuda.is_initialized():
             return
         say("done")

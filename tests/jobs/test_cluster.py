@@ -86,6 +86,56 @@ def test_a_run_waits_for_the_one_before_it_to_leave_its_folder(tmp_path: Path, m
         cluster._wait_for_lock(tmp_path)  # the worker then says what is wrong
 
 
+class Heard(list[tuple[str, Event]]):
+    """What a task puts into Ray's queue."""
+
+    put = list.append
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
+def test_a_run_of_several_processes_is_the_same_run_and_goes_on_when_one_is_killed(tmp_path: Path) -> None:
+    shared = Job("shared", TINY.set(train={"accumulate": 2, "updates": 20, "eval_every": 20}), "data")
+    folder, heard, killed = shared.folder(tmp_path), Heard(), threading.Event()
+
+    def kill() -> None:
+        while not list((folder / "checkpoints").glob("0*")):
+            time.sleep(0.01)
+        os.kill(training(folder), signal.SIGKILL)
+        killed.set()
+
+    threading.Thread(target=kill, daemon=True).start()
+    with pytest.raises(cluster.Killed):
+        cluster._work(shared, tmp_path, heard, 2)
+    assert killed.is_set()
+    assert cluster._work(shared, tmp_path, heard, 2) == ""
+    starts = [event for _, event in heard if event.kind == "start"]
+    assert len(starts) == 2, "the other process is not silent"
+    assert starts[1].update > 0
+    assert outcome(folder) == outcome(train_here(shared, tmp_path / "here"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
+def test_an_error_of_several_processes_is_told_once(tmp_path: Path) -> None:
+    alone = Job("too few batches", TINY, "data")
+    assert "2 processes" in cluster._work(alone, tmp_path, Heard(), 2)
+    assert len((alone.folder(tmp_path) / "log.txt").read_text().splitlines()) == 1
+
+
+def test_processes_of_a_run_need_a_cluster(leadline: Callable[..., Any], tmp_path: Path) -> None:
+    answer = leadline("reproduce", "deepnet-fig6", "--processes", 2, "--out", tmp_path / "out")
+    assert answer.code == 2
+    assert "--processes needs --on ray" in answer.err
+
+
 class Nodes:
     """A head without room for trainings, and two nodes with room for one each."""
 
@@ -173,6 +223,12 @@ def test_what_is_killed_goes_on_and_what_fails_is_told(nodes: Nodes, tmp_path: P
         assert first == 0
         assert second >= deaths.saved[each.name] > 0, "it began again instead of going on"
         assert outcome(each.folder(tmp_path)) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_run_that_no_node_has_room_for_is_refused(nodes: Nodes, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--processes 2: no node of the cluster has more than 1 CPUs; ask for fewer"):
+        cluster.execute([job("process")], tmp_path, nodes.address, processes=2)
 
 
 @pytest.mark.slow
