@@ -10,7 +10,7 @@ from leadline.jobs.finetune import classifier, fitted, tuned
 from leadline.jobs.grid import Setting
 from leadline.jobs.interval import mean_and_interval
 from leadline.report.page import Chart, Section, Series, Words
-from leadline.reproduce.claims import BIG, Claim, Numbers
+from leadline.reproduce.claims import Claim, Numbers, big
 from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
 from leadline.reproduce.reading import curves, gaps, shares
 
@@ -135,20 +135,18 @@ FIG5 = Figure(
             "share",
             at_most=0.8,
         ),
-        Claim(
+        big(
             "Post-LN at Pre-LN's rate without warm-up ends worse than with a third of it and warm-up, in nats",
             "diverges",
             "bare - post",
             at_least=0.5,
-            scales=BIG,
         ),
         *(
-            Claim(
+            big(
                 f"on {task.upper()}, Pre-LN's checkpoints are ahead, in points",
                 "converges faster",
                 f"{task}: pre - post",
                 at_least=0,
-                scales=BIG,
             )
             for task in ("mrpc", "rte")
         ),
