@@ -40,7 +40,7 @@ def random_kept(holders: Iterable[object] = ()) -> Iterator[None]:
                 put_back()
 
 
-def _random_of(value: Any) -> Undo:
+def _random_of(value: object) -> Undo:
     """What puts a generator back to where it stands; of anything else, nothing."""
     if isinstance(value, torch.Generator):
         state = value.get_state()
@@ -57,7 +57,7 @@ def _random_of(value: Any) -> Undo:
     return lambda: None
 
 
-def sources_of(batches: Any) -> list[object]:
+def sources_of(batches: object) -> list[object]:
     """Of a DataLoader, everything that may hold a generator."""
     if not isinstance(batches, torch.utils.data.DataLoader):
         return []

@@ -6,9 +6,9 @@ import base64
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from leadline import notebook
+from leadline.files import Facts
 from leadline.report import page, runs
 from leadline.report.page import Chart, Table
 
@@ -30,7 +30,7 @@ class Comparison:
     losses: list[Chart]  # one for every task and data: others are not compared
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Facts]:
         """The overview, for a data frame."""
         return [dict(zip(self.overview.columns, row, strict=True)) for row in self.overview.rows]
 

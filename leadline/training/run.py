@@ -32,7 +32,7 @@ from leadline.data.sources import parse
 from leadline.data.store import Store
 from leadline.data.tokenizer import TARGET
 from leadline.errors import UserError, not_a_run
-from leadline.files import checksum, reason, sha256, sha256_of, write_json, write_text
+from leadline.files import Facts, checksum, reason, sha256, sha256_of, write_json, write_text
 from leadline.options import flat
 from leadline.provenance import NUMERICS, facts_of, stamp
 from leadline.training import checkpoint
@@ -113,13 +113,13 @@ def read_config(folder: Path) -> tuple[Config, str]:
     return config, ""
 
 
-def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+def changes(before: Config, after: Config) -> dict[str, tuple[object, object]]:
     """The keys that differ, with both values."""
     old, new = (flat(configuration.to_dict(config)) for config in (before, after))
     return {key: (old[key], new[key]) for key in new if old[key] != new[key]}
 
 
-def _told(changed: dict[str, tuple[Any, Any]], most: int = 5) -> str:
+def _told(changed: dict[str, tuple[object, object]], most: int = 5) -> str:
     told = [f"{key} {old} → {new}" for key, (old, new) in changed.items()]
     return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
 
@@ -134,7 +134,7 @@ def require_changeable(folder: Path, before: Config, after: Config) -> None:
             )
 
 
-def own(config: Config, store: Store) -> dict[str, Any]:
+def own(config: Config, store: Store) -> Facts:
     """What is done, by which code, on which data: the same in all processes of a command."""
     return {"config": configuration.to_dict(config), "numerics": NUMERICS, "data": store.manifest["sha256"]}
 
@@ -219,7 +219,7 @@ def keeping_chosen(before: Config, config: Config) -> Config:
     return config.set(optim=optim) if optim else config
 
 
-def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any], update: int) -> list[str]:
+def describe(folder: Path, config: Config, store: Store, choices: Facts, update: int) -> list[str]:
     """Write what was asked and what the run stands on; a run that goes on must stand on the same data.
 
     `choices` are further facts for run.json. Returns what is to be said of a run that goes on at `update`, if anything.
@@ -236,7 +236,7 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
         name: _version(name) for name in packages
     }
     known = ("key", "sha256", "splits", "labels")
-    facts: dict[str, Any] = stamp() | {
+    facts: Facts = stamp() | {
         "versions": versions,
         **choices,
         "watch": choices["watch"] or before.get("watch", 0),
@@ -268,7 +268,7 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
     return notes
 
 
-def note_spike(folder: Path, spike: dict[str, Any]) -> None:
+def note_spike(folder: Path, spike: Facts) -> None:
     """What was done about an update goes into run.json, once."""
     facts = facts_of(folder)
     facts.pop("seal", None)
@@ -277,7 +277,7 @@ def note_spike(folder: Path, spike: dict[str, Any]) -> None:
         write_json(folder / "run.json", facts | {"seal": checksum(facts)})
 
 
-def _require_same_data(folder: Path, before: dict[str, Any], store: Store) -> None:
+def _require_same_data(folder: Path, before: Facts, store: Store) -> None:
     try:
         data = before["data"]
         same = data["key"] == store.manifest["key"]
@@ -326,7 +326,7 @@ def watching_signals() -> Iterator[list[int]]:
         yield received
         return
 
-    def note(number: int, _: Any) -> None:
+    def note(number: int, _: object) -> None:
         received.append(number)
         times.append(time.monotonic())
         if times[-1] - times[0] > TOGETHER:
