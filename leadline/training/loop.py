@@ -21,7 +21,6 @@ from leadline.model import init
 from leadline.tasks.base import Batch
 from leadline.training import checkpoint, choosing, saving
 from leadline.training import run as runs
-from leadline.training.beginning import begun, restored
 from leadline.training.checkpoint import State
 from leadline.training.device import resolved, telling_of_memory
 from leadline.training.events import OnStep, Watcher
@@ -29,6 +28,7 @@ from leadline.training.prefetch import prefetched
 from leadline.training.recorder import MOST, Recorder, Spike
 from leadline.training.setup import Setup, set_up
 from leadline.training.since import Since
+from leadline.training.start import begun, restored
 from leadline.training.step import Result, Whole
 from leadline.training.waiting import Waiting
 from leadline.world import Lost, World, join
