@@ -15,7 +15,7 @@ from leadline.reproduce.claims import Claim, Numbers, big
 from leadline.reproduce.depths import iwslt14, of_paper
 from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
 from leadline.reproduce.gradients import gradients, layer_gradients, looked_into
-from leadline.reproduce.reading import band, by_depth, curves, gaps, pairs, slopes
+from leadline.reproduce.reading import band, by_depth, curves, gaps, loss_chart, pairs, slopes
 
 # Set after a look: figure 5's bound on the difference of slopes (at the tiny scale), its step of SGD and its last claim
 # (at the small scale). All other bounds were set before any.
@@ -55,8 +55,7 @@ def _fig3_numbers(runs: Runs) -> Numbers:
 def _fig3_charts(runs: Runs) -> list[Section]:
     by_layer, against_depth = gradients(runs, ("post_ln", "post_ln_init"), max)
     trained = {label: members for label, members in runs.items() if label.startswith("trained: ")}
-    losses = Chart("Validation loss", "update", "nats a token", curves(trained, "valid_nll"))
-    return [replace(by_layer, log_y=True), against_depth, losses]
+    return [replace(by_layer, log_y=True), against_depth, loss_chart(trained)]
 
 
 FIG3 = Figure(

@@ -15,7 +15,7 @@ from leadline.placement import find
 from leadline.report.page import Chart, Section, Series, Table
 from leadline.reproduce.claims import Numbers, big
 from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants, translation
-from leadline.reproduce.reading import bleu, by_depth, curves, gaps, mean, nll, of
+from leadline.reproduce.reading import bleu, by_depth, gaps, loss_chart, mean, nll, of
 
 START = "fairseq_2020"
 PAPER_DEPTHS = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
@@ -220,7 +220,7 @@ FIG7 = Figure(
     paper="Wang et al. 2022, Figure 7",
     variants=_fig7,
     numbers=_fig7_numbers,
-    charts=lambda runs: [Chart("Validation loss", "update", "nats a token", curves(runs, "valid_nll"))],
+    charts=lambda runs: [loss_chart(runs)],
     base=wmt17,
     claims=(
         big("18-18 layers train in all seven settings: the highest loss", "3.88 to 4.13", "highest", at_most=5),
@@ -259,7 +259,7 @@ THOUSAND = Figure(
     paper="Wang et al. 2022, section 5",
     variants=_thousand,
     numbers=lambda runs: {name: list(map(bleu, _only_depth(runs, name))) for name in ("deepnorm", "post_ln")},
-    charts=lambda runs: [Chart("Validation loss", "update", "nats a token", curves(runs, "valid_nll"))],
+    charts=lambda runs: [loss_chart(runs)],
     base=thousand,
     claims=(
         big("1,000 layers of DeepNorm learn to translate, BLEU", "32.1 on OPUS-100", "deepnorm", at_least=LEARNT),

@@ -13,7 +13,7 @@ from leadline.report.page import Chart, Section
 from leadline.reproduce import sensitivity
 from leadline.reproduce.claims import Claim, Numbers, big
 from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
-from leadline.reproduce.reading import curves, gaps, shares
+from leadline.reproduce.reading import curves, gaps, loss_chart, shares
 
 PRE, PRE_WARM = "pre_ln, no warm-up", "pre_ln, warm-up"
 LEARNT = 0.5  # nats below the first evaluation
@@ -73,7 +73,7 @@ def _numbers(runs: Runs) -> Numbers:
 
 def _charts(runs: Runs) -> list[Section]:
     return [
-        Chart("Validation loss", "update", "nats a token", curves(runs, "valid_nll")),
+        loss_chart(runs),
         Chart("Bits per byte", "update", "bits a byte", curves(runs, "valid_bits_per_byte")),
     ]
 

@@ -19,7 +19,7 @@ from leadline.config import Config
 from leadline.report.page import Chart, Section, Series, Table
 from leadline.reproduce.claims import Numbers, big
 from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
-from leadline.reproduce.reading import band, bleu, by_depth, curves, gaps, mean, of
+from leadline.reproduce.reading import band, bleu, by_depth, gaps, loss_chart, mean, of
 
 DEPTHS = {"tiny": (1, 2, 4), "small": (6, 12, 24, 50), "paper": (6, 12, 24, 50, 100)}  # of each stack
 BASELINE = {"tiny": (1, 4), "small": (6, 24), "paper": (6, 12, 24)}  # the paper's are of 12, 24 and 48 layers
@@ -107,7 +107,7 @@ def _charts(runs: Runs) -> list[Section]:
         Table("Validation BLEU by depth, means over directions", columns, rows),
         Chart("BLEU against depth", "layers of both stacks", "BLEU", [*lines, paper], log_x=True),
         Chart("BLEU of DeepNorm by kind of direction", "layers of both stacks", "BLEU", kinds, log_x=True),
-        Chart("Validation loss", "update", "nats a token", curves(runs, "valid_nll")),
+        loss_chart(runs),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from leadline.report.page import Series
+from leadline.report.page import Chart, Series
 from leadline.reproduce.figure import FinishedRun, Runs
 
 
@@ -23,6 +23,10 @@ def curves(runs: Runs, key: str, by: str = "update") -> list[Series]:
             low, high = ([pick(points[x]) for x in xs] if several else None for pick in (min, max))
             lines.append(Series(label, xs, [mean(points[x]) for x in xs], low, high))
     return lines
+
+
+def loss_chart(runs: Runs, unit: str = "a token") -> Chart:
+    return Chart("Validation loss", "update", f"nats {unit}", curves(runs, "valid_nll"))
 
 
 def of(runs: Runs, label: str, read: Callable[[FinishedRun], float]) -> list[float]:
