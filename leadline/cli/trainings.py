@@ -96,15 +96,15 @@ def demo(
 
 def _asked(what: str, assignments: list[str], allow_code: bool = False) -> tuple[Config, list[str]]:
     """The config of a new run, with what the run it starts from and this machine decide, and what to say of that."""
-    from leadline.training import run as runs
     from leadline.training.device import find_device
+    from leadline.training.start import adopt
 
     config, notes = config_of(what, assignments, allow_code), []
     asked = {assignment.partition("=")[0].strip() for assignment in assignments}
     if Path(what).is_file():
         asked |= options.flat(options.read_toml(Path(what))).keys()
     if config.train.start:
-        config = runs.adopt(config, asked, allow_code)
+        config = adopt(config, asked, allow_code)
         notes.append(f"model and vocabulary are those of {config.train.start}")
     bf16 = config.train.precision == "bf16" and "train.precision" not in asked
     if bf16 and find_device(config.train.device).type == "cpu":

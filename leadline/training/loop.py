@@ -27,6 +27,7 @@ from leadline.training.events import OnStep, Watcher
 from leadline.training.prefetch import prefetched
 from leadline.training.recorder import MOST, Recorder, Spike
 from leadline.training.setup import Setup, set_up
+from leadline.training.signals import watching_signals
 from leadline.training.since import Since
 from leadline.training.start import begun, restored
 from leadline.training.step import Result, Whole
@@ -67,7 +68,7 @@ def resume(
 def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Progress | None, note: str = "") -> Path:
     world = join()
     alone_in_it = runs.locked(folder) if world.leads else contextlib.nullcontext()
-    with alone_in_it, runs.watching_signals() as signals:
+    with alone_in_it, watching_signals() as signals:
         store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
         # Data that came prepared is what its own folder says, whatever the recipe says of it.
         # Where text and vocabulary lie is the run's affair.
