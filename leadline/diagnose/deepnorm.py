@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leadline.diagnose import theory
-from leadline.diagnose.connection import Connection, layers_of
+from leadline.diagnose.connection import Connection, by_stack, layers_of
 
 TOLERANCE = 0.01  # of α
 SCATTER = 0.2  # of a weight's std, as small matrices scatter
@@ -52,8 +52,8 @@ def expected(connections: Sequence[Connection]) -> dict[str, tuple[float, float]
 
 def wrong_alpha(connections: Sequence[Connection]) -> Iterator[Fault]:
     for stack, (alpha, _) in expected(connections).items():
-        members = [c for c in connections if c.stack == stack and c.placement == "DeepNorm"]
-        admin = theory.admin_constant(sum(c.stack == stack for c in connections))
+        every = by_stack(connections)[stack]
+        members, admin = [c for c in every if c.placement == "DeepNorm"], theory.admin_constant(len(every))
         wrong = [c for c in members if min(_error(c.skip_scale, known) for known in (alpha, admin)) > TOLERANCE]
         if wrong:
             given = wrong[0].skip_scale

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from leadline.diagnose import deepnorm
-from leadline.diagnose.connection import Connection
+from leadline.diagnose.connection import Connection, by_stack
 
 UNNORMALISED = ("Pre-LN", "Sandwich-LN", "Sub-LN", "branch-norm")  # the stream leaves these as it is
 RESCALED = 0.05  # behind a norm: a norm's size is measured and scatters
@@ -57,15 +57,8 @@ def findings(
     return [replace(first[name], places=count) for name, count in places.items()]
 
 
-def _in_stacks(connections: Sequence[Connection]) -> dict[str, list[Connection]]:
-    stacks: dict[str, list[Connection]] = {}
-    for c in connections:
-        stacks.setdefault(c.stack, []).append(c)
-    return stacks
-
-
 def _norm_twice(connections: Sequence[Connection]) -> Iterator[Finding]:
-    both = {s: sum(bool(c.before and c.after_add) for c in cs) / len(cs) for s, cs in _in_stacks(connections).items()}
+    both = {s: sum(bool(c.before and c.after_add) for c in cs) / len(cs) for s, cs in by_stack(connections).items()}
     for c in connections:
         if max(c.before, c.after_add, c.after_branch) > 1:
             yield Finding("norm_twice", c.where, "two norms follow each other directly: remove one of them")
@@ -112,7 +105,7 @@ def _norm_axis(connections: Sequence[Connection]) -> Iterator[Finding]:
 
 
 def _norm_missing(connections: Sequence[Connection]) -> Iterator[Finding]:
-    for stack, members in _in_stacks(connections).items():
+    for stack, members in by_stack(connections).items():
         bare = [c for c in members if not c.enters_normed and _is_bare(c, members)]
         if bare and (len(bare) < len(members) / 2 or _one_kind_is_bare(members, bare)):
             for c in bare:
@@ -150,7 +143,7 @@ def _norm_shared(connections: Sequence[Connection]) -> Iterator[Finding]:
 
 
 def _mixed(connections: Sequence[Connection]) -> Iterator[Finding]:
-    for stack, members in _in_stacks(connections).items():
+    for stack, members in by_stack(connections).items():
         kinds = list(dict.fromkeys(c.placement for c in members if not c.last))
         if len(kinds) > 1 and "no norm" not in kinds:
             yield Finding("mixed_placements", stack, f"{stack} mixes {' and '.join(kinds)}", "note")

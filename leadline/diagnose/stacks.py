@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from leadline.diagnose.connection import Connection
+from leadline.diagnose.connection import Connection, by_stack
 from leadline.diagnose.walk import Walker
 
 POOLING = {"mean", "cat", "concat", "stack", "sum", "amax"}  # what a norm may follow as well
@@ -157,8 +157,7 @@ class Stacks:
         products = [(i, w) for i, node in enumerate(self.nodes) if node.op == "product" for w in node.weights]
         loose = {w: i for i, w in products if w not in taken and len(self.graph.shapes[w]) == 2}
         results = list(stacked)
-        for stack in dict.fromkeys(c.stack for c in stacked) if loose else ():
-            members = [c for c in stacked if c.stack == stack]
+        for members in by_stack(stacked).values() if loose else ():
             for after, end in ((False, members[0]), (True, members[-1])):
                 beside = {w: i for w, i in loose.items() if self._beside(i, end, after)}
                 weight = _built_alike(members, beside)
