@@ -13,23 +13,7 @@ from leadline.diagnose.operations import Call, alike, size_of
 Step = tuple[Node, list[Tensor], list[Tensor]]  # what it makes, and what it adds; both may be left out
 
 
-def steps_of(call: Call, results: list[Tensor], graph: Graph) -> list[Step]:
-    """One operation after another; none: the function is a single one."""
-    x = call.operand(call.args[0]) if call.args else None
-    if x is None or x.node is None:
-        return []
-    if call.name == "lerp":
-        return list(_lerp(call, x.tensor, x.node, results))
-    if call.name == "addcmul":
-        return list(_addcmul(call, x.tensor, x.node, results, len(graph.nodes)))
-    if call.name in ("addmm", "baddbmm", "addbmm"):
-        return list(_addmm(call, x.tensor, x.node, results, len(graph.nodes)))
-    if call.name == "sum":
-        return list(_stacked(call, x.tensor, graph.nodes[x.node], results, graph))
-    return []
-
-
-def _lerp(call: Call, x: Tensor, at: int, results: list[Tensor]) -> Iterator[Step]:
+def _lerp(call: Call, x: Tensor, at: int, results: list[Tensor], graph: Graph) -> Iterator[Step]:
     """x + w · (y − x)."""
     y = call.operand(call.args[1]) if len(call.args) > 1 else None
     if y is None or y.node is None or not alike(x, y.tensor):
@@ -43,7 +27,7 @@ def _lerp(call: Call, x: Tensor, at: int, results: list[Tensor]) -> Iterator[Ste
     yield node, results, [x, y.tensor]
 
 
-def _addcmul(call: Call, x: Tensor, at: int, results: list[Tensor], position: int) -> Iterator[Step]:
+def _addcmul(call: Call, x: Tensor, at: int, results: list[Tensor], graph: Graph) -> Iterator[Step]:
     """x + value · y · z."""
     factors = [o for o in map(call.operand, call.args[1:3]) if o]
     sources = tuple(o.node for o in factors if o.node is not None)
@@ -55,25 +39,27 @@ def _addcmul(call: Call, x: Tensor, at: int, results: list[Tensor], position: in
         value *= size_of(constants[0].tensor)
     learned = ", ".join(w for o in constants for w in o.weights)
     op = "scale" if len(sources) == 1 else "other"
+    product = len(graph.nodes)
     yield Node(op, sources, shape, call.module, factor=value, learned=learned), [], []
-    product = call.args[1] * call.args[2] * call.kwargs.get("value", 1.0)
-    yield Node("add", (at, position), shape, call.module, function=call.name), results, [x, product]
+    added = call.args[1] * call.args[2] * call.kwargs.get("value", 1.0)
+    yield Node("add", (at, product), shape, call.module, function=call.name), results, [x, added]
 
 
-def _addmm(call: Call, x: Tensor, at: int, results: list[Tensor], position: int) -> Iterator[Step]:
+def _addmm(call: Call, x: Tensor, at: int, results: list[Tensor], graph: Graph) -> Iterator[Step]:
     """x + y @ z."""
     if x.shape != results[0].shape or len(call.streams) < 2:
         return
     factors = [o for o in map(call.operand, call.args[1:3]) if o]
     weights = tuple(dict.fromkeys(w for o in factors for w in o.weights))
     sources = tuple(o.node for o in factors if o.node is not None)
-    shape = tuple(results[0].shape)
+    shape, product = tuple(results[0].shape), len(graph.nodes)
     yield Node("product", sources, shape, call.module, weights, function=call.name), [], []
-    yield Node("add", (at, position), shape, call.module, function=call.name), results, [x, results[0] - x]
+    yield Node("add", (at, product), shape, call.module, function=call.name), results, [x, results[0] - x]
 
 
-def _stacked(call: Call, x: Tensor, stacked: Node, results: list[Tensor], graph: Graph) -> Iterator[Step]:
+def _stacked(call: Call, x: Tensor, at: int, results: list[Tensor], graph: Graph) -> Iterator[Step]:
     """torch.stack([x, y]).sum(0) is x + y."""
+    stacked = graph.nodes[at]
     dims = call.kwargs.get("dim", call.argument(1, "axis"))
     dim = dims[0] if isinstance(dims, list | tuple) and len(dims) == 1 else dims
     if stacked.function != "stack" or not isinstance(dim, int) or len(stacked.inputs) != x.shape[dim]:
@@ -87,3 +73,12 @@ def _stacked(call: Call, x: Tensor, stacked: Node, results: list[Tensor], graph:
         added = results if number == len(parts) - 1 else [total + part]
         yield Node("add", (before, source), shape, call.module, function="sum"), added, [total, part]
         total, before = added[0], position + number
+
+
+SUMS = {"lerp": _lerp, "addcmul": _addcmul, "sum": _stacked} | dict.fromkeys(("addmm", "baddbmm", "addbmm"), _addmm)
+
+
+def steps_of(call: Call, results: list[Tensor], graph: Graph) -> list[Step]:
+    """One operation after another; none: the function is a single one."""
+    x = call.operand(call.args[0]) if call.args and call.name in SUMS else None
+    return [] if x is None or x.node is None else list(SUMS[call.name](call, x.tensor, x.node, results, graph))
