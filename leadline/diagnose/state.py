@@ -61,8 +61,8 @@ def sources_of(batches: object) -> list[object]:
     """Of a DataLoader, everything that may hold a generator."""
     if not isinstance(batches, torch.utils.data.DataLoader):
         return []
-    found = [batches, batches.sampler, batches.batch_sampler, getattr(batches.batch_sampler, "sampler", None)]
-    return [part for part in (*found, batches.dataset) if hasattr(part, "__dict__")]
+    parts = [batches, batches.sampler, batches.batch_sampler, getattr(batches.batch_sampler, "sampler", None)]
+    return [part for part in (*parts, batches.dataset) if hasattr(part, "__dict__")]
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_gate", "ffn_out", "embed", "
 ROLES: tuple[Role, ...] = tuple(role for role in get_args(Role) if role != "head")
 
 Stack = Literal["encoder", "decoder"]
-Kind = Literal["self", "cross", "ffn"]
+SublayerKind = Literal["self", "cross", "ffn"]
 Architecture = Literal["encoder-only", "decoder-only", "encoder-decoder"]
 NormName = Literal["layer_norm", "rms_norm", "dyt"]
 Base = Literal["xavier", "fairseq_2019", "fairseq_2020"]  # what weights start as before gains: leadline.model.init
@@ -58,12 +58,12 @@ class Site:
         return self.encoder_layers if self.stack == "encoder" else self.decoder_layers
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[SublayerKind, ...]:
         """The sublayers of one layer of this stack."""
         return ("self", "cross", "ffn") if self.stack == "decoder" and self.encoder_layers else ("self", "ffn")
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SublayerKind:
         """The sublayer that this connection joins."""
         return self.kinds[self.index % len(self.kinds)]
 

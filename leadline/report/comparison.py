@@ -48,10 +48,10 @@ class Comparison:
 
 def compare(*folders: str | Path) -> Comparison:
     """Runs side by side: what differs between their configs, their losses and how they ended."""
-    found = runs.read([Path(folder) for folder in folders])
-    differing = [section for section in runs.differences(found) if isinstance(section, Table)]
-    losses = [runs.loss_of(members) for members in runs.kinds_of(found).values()]
-    return Comparison(runs.overview(found), differing, losses)
+    read = runs.read([Path(folder) for folder in folders])
+    differing = [section for section in runs.differences(read) if isinstance(section, Table)]
+    losses = [runs.loss_of(members) for members in runs.kinds_of(read).values()]
+    return Comparison(runs.overview(read), differing, losses)
 
 
 def _text(table: Table) -> str:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import nn
 
-Kind = Literal["start", "update", "evaluation", "message"]
+EventKind = Literal["start", "update", "evaluation", "message"]
 
 
 @dataclass(frozen=True)
 class Event:
-    kind: Kind
+    kind: EventKind
     update: int
     total: int  # updates the training is expected to take
     row: dict[str, float]

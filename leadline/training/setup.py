@@ -29,7 +29,7 @@ from leadline.placement import find
 from leadline.placement.base import Placement
 from leadline.training import optim
 from leadline.training.device import find_device, require_memory, telling_of_memory
-from leadline.training.events import Event, Kind, OnStep, Watcher
+from leadline.training.events import Event, EventKind, OnStep, Watcher
 from leadline.training.step import Step, make_step
 from leadline.world import ALONE, World
 
@@ -67,7 +67,7 @@ class Setup:
                 )
         return [function for function in functions if isinstance(function, Watcher)]
 
-    def tell(self, kind: Kind, update: int, row: dict[str, float] | None = None, message: str = "") -> None:
+    def tell(self, kind: EventKind, update: int, row: dict[str, float] | None = None, message: str = "") -> None:
         for function in self.on_step if self.world.leads else ():
             function(Event(kind, update, self.total, row or {}, message))
 
