@@ -48,3 +48,31 @@ def find(name: str) -> Config:
     if name not in RECIPES:
         raise UserError(f"there is no recipe {name!r}: {nearest(name, RECIPES)}; or give a path to a config.toml")
     return RECIPES[name]()
+
+
+__all__ = [
+    "RECIPES",
+    "bert_base_post_ln",
+    "bert_base_pre_ln",
+    "bert_small_post_ln",
+    "bert_small_pre_ln",
+    "find",
+    "gpt2_124m",
+    "iwslt14_deepnorm",
+    "iwslt14_post_ln",
+    "iwslt14_pre_ln",
+    "iwslt14_pre_ln_tuned",
+    "llama_124m",
+    "lm_small_post_ln",
+    "lm_small_pre_ln",
+    "many_small",
+    "mrpc",
+    "numerals",
+    "opus100_deepnorm",
+    "opus100_pre_ln",
+    "rte",
+    "same_meaning",
+    "small_pre_ln",
+    "wmt14_post_ln",
+    "wmt14_pre_ln",
+]
