@@ -92,10 +92,10 @@ def child(which: str, config: Path, run: Path) -> None:
     read = checkpoint.read_latest
 
     def later(*arguments: Any) -> Any:
-        found = read(*arguments)
-        assert found
-        found[0].epoch, found[0].batch = 1, 3
-        return found
+        latest = read(*arguments)
+        assert latest
+        latest[0].epoch, latest[0].batch = 1, 3
+        return latest
 
     def tell(event: Any) -> None:
         if event.kind == "update" and event.update == (1 if which in ("new", "again") else 3):
@@ -121,9 +121,9 @@ def measure(folder: Path, documents: bool) -> None:
             call = [sys.executable, "-m", "bench.scale", "--child", which, str(folder / "config.toml"), str(run)]
             started = time.time()
             done = subprocess.run(call, env=os.environ | there, stdout=subprocess.PIPE, text=True, check=True)
-            found = json.loads(done.stdout.splitlines()[-1])
-            memory = f"{found['most'] / 2**20:.2f} GiB at most, {found['own'] / 2**20:.2f} own"
-            spent = f"{found['at'] - started:6.1f} s ({found['cpu']:.1f} of the CPU)"
+            measured = json.loads(done.stdout.splitlines()[-1])
+            memory = f"{measured['most'] / 2**20:.2f} GiB at most, {measured['own'] / 2**20:.2f} own"
+            spent = f"{measured['at'] - started:6.1f} s ({measured['cpu']:.1f} of the CPU)"
             print(f"{told:30} {spent}   {memory}", flush=True)
 
 

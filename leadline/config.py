@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 from leadline import options
 from leadline.errors import UserError
-from leadline.options import to_dict
+from leadline.options import Values, to_dict
 from leadline.options import to_toml as to_toml
 
 LANGUAGE = r"[A-Za-z]{2,3}(?:_[A-Za-z0-9]+)*"
 DIRECTION = re.compile(rf"both|(?:X|{LANGUAGE})-(?:X|{LANGUAGE})")
 
 
-def added(default: Any, neutral: Any) -> Any:
+def added(default: Any, neutral: object) -> Any:
     """An option that came later: with `neutral` the result is what it was without the option."""
     return field(default=default, metadata={"neutral": neutral})
 
@@ -346,7 +346,7 @@ class Config:
     lm: LMConfig = field(default_factory=LMConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
 
-    def set(self, **sections: dict[str, Any]) -> Config:
+    def set(self, **sections: Values) -> Config:
         """A copy with some keys changed: `config.set(optim={"lr": 1e-3}, train={"seed": 2})`."""
         return from_dict(options.merge(to_dict(self), sections))
 
@@ -366,7 +366,7 @@ LATER = {
 }
 
 
-def settings(config: Config) -> dict[str, Any]:
+def settings(config: Config) -> Values:
     """Every option that says what is computed, such as "optim.lr", whether it is at its default or not.
 
     An option added later is declared with `added`, and left out where it changes nothing: what was computed before it
@@ -383,14 +383,14 @@ def settings(config: Config) -> dict[str, Any]:
     }
 
 
-def without_neutral(section: Any) -> dict[str, Any]:
+def without_neutral(section: Any) -> Values:
     """A section as a dictionary, without options added later that change nothing."""
     plain = {f.name: f.metadata["neutral"] for f in dataclasses.fields(section) if "neutral" in f.metadata}
     neutral = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
     return {name: value for name, value in to_dict(section).items() if name not in neutral or value != neutral[name]}
 
 
-def from_dict(values: dict[str, Any], kind: type = Config, where: str = "") -> Any:
+def from_dict(values: Values, kind: type = Config, where: str = "") -> Any:
     """Strictly: unknown keys and values of the wrong kind raise."""
     return options.from_dict(values, kind, where)
 
@@ -404,7 +404,7 @@ def load(path: Path) -> Config:
     return from_dict(renamed(options.read_toml(path)))
 
 
-def renamed(values: dict[str, Any]) -> dict[str, Any]:
+def renamed(values: Values) -> Values:
     """Files of earlier versions: what a key was called, under the name it has now."""
     model = values.get("model")
     if isinstance(model, dict) and (before := model.pop("attention_init", None)):

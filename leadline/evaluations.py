@@ -6,14 +6,13 @@ import csv
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from leadline.files import read_json, reason, write_json, written
+from leadline.files import Facts, read_json, reason, write_json, written
 
 COLUMNS = ("direction", "kind", "sentences", "bleu", "chrf", "off_target", "off_target_references", "exact_match")
 
 
-def write(run: Path, facts: dict[str, Any], apart: Iterable[str] = ()) -> list[str]:
+def write(run: Path, facts: Facts, apart: Iterable[str] = ()) -> list[str]:
     """SPLIT.json and SPLIT.csv; what to say of it.
 
     `apart`: how it differs from the whole split with the best checkpoint, which has a name of its own then.
@@ -32,7 +31,7 @@ def write(run: Path, facts: dict[str, Any], apart: Iterable[str] = ()) -> list[s
     return [f"{folder / name}.json and .csv hold this table; leadline report {run} shows it as a heat map"]
 
 
-def read(run: Path) -> Iterator[dict[str, Any]]:
+def read(run: Path) -> Iterator[Facts]:
     """Every table, `name` being that of its file; what cannot be read is left out."""
     for path in sorted((run / "evaluations").glob("*.json")):
         try:

@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+Facts = dict[str, Any]  # what a JSON object says, by name
 
-def to_json(value: Any, indent: int | None = None) -> str:
+
+def to_json(value: object, indent: int | None = None) -> str:
     """What any program reads as JSON: numbers that are not finite become null."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -69,7 +71,7 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     write_text(path, to_json(value, indent=1))
 
 
@@ -99,6 +101,6 @@ def reason(error: OSError) -> str:
     return "the disk is full" if full else error.strerror or str(error)
 
 
-def checksum(value: Any) -> str:
+def checksum(value: object) -> str:
     """SHA-256 of a JSON value, whatever the order of its keys."""
     return sha256_of(json.dumps(value, sort_keys=True))

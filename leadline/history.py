@@ -19,10 +19,10 @@ class History:
     rows: Sequence[Row]
     damaged: int = 0  # lines that are not measurements, the last one not counted
 
-    def curve(self, key: str, by: str = "update") -> tuple[list[float], list[float | None]]:
+    def curve(self, key: str) -> tuple[list[float], list[float | None]]:
         """All measurements of a number; None where it was not finite."""
         rows = [row for row in self.rows if key in row]
-        return [row[by] for row in rows], [number(row[key]) for row in rows]
+        return [row["update"] for row in rows], [number(row[key]) for row in rows]
 
     def points(self, key: str, by: str = "update") -> tuple[list[float], list[float]]:
         """Those that were finite."""

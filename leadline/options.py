@@ -17,12 +17,14 @@ from typing import Any, Literal
 
 from leadline.errors import UserError, nearest
 
-KINDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+Values = dict[str, Any]  # options by name; those of a section are such a dictionary
+
+KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 UNIONS = (typing.Union, types.UnionType)  # of a kind and words, such as a number or "auto"
 LARGEST = 2**63  # whole numbers stay below: they become 64-bit integers
 
 
-def to_dict(values: Any) -> dict[str, Any]:
+def to_dict(values: Any) -> Values:
     return {
         f.name: to_dict(value)
         if dataclasses.is_dataclass(value)
@@ -34,7 +36,7 @@ def to_dict(values: Any) -> dict[str, Any]:
     }
 
 
-def flat(values: dict[str, Any], where: str = "") -> dict[str, Any]:
+def flat(values: Values, where: str = "") -> Values:
     """{"optim": {"lr": 1}} -> {"optim.lr": 1}"""
     return {
         key: value
@@ -43,14 +45,14 @@ def flat(values: dict[str, Any], where: str = "") -> dict[str, Any]:
     }
 
 
-def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merge(base: Values, changes: Values) -> Values:
     merged = dict(base)
     for key, value in changes.items():
         merged[key] = merge(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
     return merged
 
 
-def from_dict(values: dict[str, Any], kind: type, where: str = "") -> Any:
+def from_dict(values: Values, kind: type, where: str = "") -> Any:
     """Strictly: unknown keys and values of the wrong kind raise."""
     hints = typing.get_type_hints(kind)
     known = [f.name for f in dataclasses.fields(kind)]
@@ -70,7 +72,7 @@ def from_dict(values: dict[str, Any], kind: type, where: str = "") -> Any:
     return kind(**arguments)
 
 
-def _checked(value: Any, hint: Any, key: str) -> Any:
+def _checked(value: Any, hint: Any, key: str) -> object:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in UNIONS:
         kind, words = args[0], typing.get_args(args[1])
@@ -99,7 +101,7 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
     return value
 
 
-def assigned(values: dict[str, Any], assignments: list[str], kind: type) -> dict[str, Any]:
+def assigned(values: Values, assignments: list[str], kind: type) -> Values:
     """`values` with each `section.key=text` applied, read as the kind that its key declares."""
     values = merge(values, {})
     for assignment in assignments:
@@ -159,10 +161,10 @@ def _parsed(text: str, hint: Any) -> Any:
     return text
 
 
-def to_toml(options: Any, comments: Mapping[str, str] = types.MappingProxyType({})) -> str:
+def to_toml(options: object, comments: Mapping[str, str] = types.MappingProxyType({})) -> str:
     """Values are written as JSON, which TOML reads the same, but for one character. `comments`: of keys of sections."""
 
-    def line(key: str, value: Any, section: str = "") -> str:
+    def line(key: str, value: object, section: str = "") -> str:
         comment = comments.get(f"{section}.{key}", "")
         said = f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
         return f"{said}  # {comment}" if comment else said
@@ -175,7 +177,7 @@ def to_toml(options: Any, comments: Mapping[str, str] = types.MappingProxyType({
     return "\n".join(lines) + "\n"
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Values:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import leadline
-from leadline.files import checksum, read_json
+from leadline.files import Facts, checksum, read_json
 
 # Raised when the same config on the same data computes something else than before. A result of another number is not
 # used again, and a run that goes on from one says so.
@@ -20,9 +19,9 @@ FORMAT = 2  # of run.json and result.json; 1 had neither config nor code
 
 
 @functools.cache
-def code() -> dict[str, Any]:
+def code() -> Facts:
     """The package's version and, where it runs from its repository, the commit and whether files differ from it."""
-    facts: dict[str, Any] = {"version": leadline.__version__}
+    facts: Facts = {"version": leadline.__version__}
     # A package that was installed somewhere below another repository is not part of that one.
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is not None:
         facts |= {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain", "--", "."))}
@@ -39,12 +38,12 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def stamp() -> dict[str, Any]:
+def stamp() -> Facts:
     """What every run.json and result.json begins with."""
     return {"format": FORMAT, "numerics": NUMERICS, "code": code()}
 
 
-def facts_of(run: Path) -> dict[str, Any]:
+def facts_of(run: Path) -> Facts:
     """What run.json says, the config among it where it has a seal; nothing where it is missing or damaged."""
     try:
         facts = read_json(run / "run.json")

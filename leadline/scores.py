@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
+
+from leadline.files import Facts
 
 # Languages whose words have no spaces between them: sacreBLEU's tokenizer, and the packages it needs.
 TOKENIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -33,7 +34,7 @@ def tokenizer_for(language: str) -> tuple[str, str]:
 
 def bleu_and_chrf(
     written: Sequence[str], expected: Sequence[str], lowercase: bool = False, language: str = ""
-) -> dict[str, Any]:
+) -> Facts:
     """Scores of lines against one reference each; the language chooses how BLEU tells words apart."""
     from sacrebleu.metrics import BLEU, CHRF
 

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from leadline.errors import UserError
+from leadline.files import Facts
 from leadline.options import flat
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class World:
         everybodys = self.gather(items)
         return [everybodys[i % self.size][i // self.size] for i in range(sum(map(len, everybodys)))]
 
-    def require_alike(self, own: dict[str, Any]) -> None:
+    def require_alike(self, own: Facts) -> None:
         """All processes must do the same on the same: `own`, which may be nested, is what this one does."""
         first, *others = (flat(each) for each in self.gather(own))
         for rank, other in enumerate(others, 1):

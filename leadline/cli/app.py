@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from leadline.config import Config
 from leadline.errors import UserError
 from leadline.files import to_json
 from leadline.world import started
+
+if TYPE_CHECKING:
+    from leadline.data.store import Store
 
 
 def require_values(arguments: list[str]) -> None:
@@ -149,7 +152,7 @@ def counted(config: Config) -> str:
     return holds(config.data.source)
 
 
-def open_store(config: Config, out: Path | None = None) -> Any:
+def open_store(config: Config, out: Path | None = None) -> Store:
     """Its data, prepared if need be, with progress; and what is to be known of it, on stderr."""
     from leadline.data.store import Store, prepare
 
@@ -159,11 +162,11 @@ def open_store(config: Config, out: Path | None = None) -> Any:
     return store
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     print(to_json(value, indent=1))
 
 
-def number(value: Any, digits: int) -> str:
+def number(value: object, digits: int) -> str:
     return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 

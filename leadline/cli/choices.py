@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from leadline.cli.app import Json, app, print_json
 from leadline.cli.terminal import answer, definitions
 from leadline.config import Config
 from leadline.errors import UserError
-from leadline.files import to_json
+from leadline.files import Facts, to_json
 
 
 @app.command()
@@ -31,7 +31,7 @@ def recipes(as_json: Json = False) -> None:
     answer.print("\nnext: leadline train RECIPE --set KEY=VALUE …; leadline keys lists the keys", soft_wrap=True)
 
 
-def _size(config: Config) -> dict[str, Any]:
+def _size(config: Config) -> Facts:
     """Layers, width, and how many weights that makes."""
     model, vocabulary = config.model, config.data.vocab_size
     dim, ffn_dim, stacks = model.dim, model.ffn_dim, bool(model.encoder_layers) + bool(model.decoder_layers)
@@ -54,7 +54,7 @@ def _size(config: Config) -> dict[str, Any]:
     }
 
 
-def _sized(row: dict[str, Any]) -> str:
+def _sized(row: Facts) -> str:
     layers = "-".join(str(row[f"{stack}_layers"]) for stack in ("encoder", "decoder") if row[f"{stack}_layers"])
     millions = row["parameters"] / 1e6
     return f"({layers} layers, d {row['dim']}, {millions:,.{0 if millions >= 10 else 1}f} M parameters)"

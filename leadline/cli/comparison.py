@@ -20,6 +20,7 @@ from leadline.cli.app import (
 from leadline.cli.terminal import TrainingView, answer, counting, definitions, table
 from leadline.config import Config, ModelConfig
 from leadline.errors import UserError, nearest
+from leadline.files import Facts
 
 
 @app.command()
@@ -199,7 +200,7 @@ def _list(titles: dict[str, str], as_json: bool) -> None:
 
 def _figure(
     name: str, scale: str, base: Config, seeds: int, chosen: Any, at_once: int, out: Path, quiet: bool, execute: Any
-) -> Any:
+) -> list[Facts]:
     from leadline.reproduce import FIGURES
     from leadline.reproduce.making import reproduce as run
 

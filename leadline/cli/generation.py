@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from leadline.cli.app import AllowCode, Device, Json, RunFolder, Which, app, loa
 from leadline.cli.terminal import tell
 from leadline.errors import UserError
 from leadline.files import to_json
+
+if TYPE_CHECKING:
+    from leadline.tasks.generator import Generator
 
 
 @app.command()
@@ -57,7 +60,7 @@ def _prompts(prompts: list[str] | None, source: Path | None) -> Iterator[list[st
         yield from stdin_lines()
 
 
-def _answer(generator: Any, prompts: list[str], as_json: bool) -> None:
+def _answer(generator: Generator, prompts: list[str], as_json: bool) -> None:
     if len(prompts) == 1 and not as_json:
         generator.tokens(prompts)  # what cannot be gone on with is not shown either
         print(prompts[0], end="", flush=True)

@@ -12,7 +12,7 @@ import tokenize
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from leadline.config import Config
 from leadline.options import ELSEWHERE, flat, to_dict
@@ -21,7 +21,7 @@ from leadline.options import ELSEWHERE, flat, to_dict
 @dataclass(frozen=True)
 class Key:
     key: str
-    default: Any
+    default: object
     choices: tuple[str, ...]  # of a key that takes one of a few words
     meaning: str  # the comment beside its declaration
 
@@ -38,7 +38,7 @@ def every() -> tuple[Key, ...]:
     return tuple(rows)
 
 
-def _of(prefix: str, options: Any, names: list[str]) -> list[Key]:
+def _of(prefix: str, options: object, names: list[str]) -> list[Key]:
     hints, meanings = typing.get_type_hints(type(options)), comments(type(options))
     return [
         Key(

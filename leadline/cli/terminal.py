@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from leadline.training.events import Event
@@ -55,7 +62,7 @@ class TrainingView:
 
     def __init__(self) -> None:
         self.bar = _bar() if screen.is_terminal else None
-        self.tasks: dict[str, Any] = {}
+        self.tasks: dict[str, TaskID] = {}
         self.printed: dict[str, float] = {}
 
     def __enter__(self) -> TrainingView:
@@ -74,8 +81,9 @@ class TrainingView:
         """`name` tells trainings apart that run side by side."""
         label = f"{name}: " if name else ""
         if self.bar and name not in self.tasks and event.kind != "message":  # the first numbers may take minutes
-            about: Any = {"total": event.total, "completed": event.update, "facts": ""}
-            self.tasks[name] = self.bar.add_task(name or "training", **about)
+            self.tasks[name] = self.bar.add_task(
+                name or "training", total=event.total, completed=event.update, facts=""
+            )
         if event.message:
             screen.print(f"{label}{event.message}", soft_wrap=True)
             return
@@ -89,7 +97,7 @@ class TrainingView:
 
 
 @contextmanager
-def counting(unit: str) -> Iterator[Any]:
+def counting(unit: str) -> Iterator[Callable[[str, int], None]]:
     """A function (what, done) for work whose end is not known: preparing data."""
     if not screen.is_terminal:
         seen: set[str] = set()
@@ -106,7 +114,7 @@ def counting(unit: str) -> Iterator[Any]:
         TextColumn("{task.completed:,.0f} " + unit),
         console=screen,
     ) as bar:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
         def advance(what: str, done: int) -> None:
             if what not in tasks:
@@ -117,7 +125,7 @@ def counting(unit: str) -> Iterator[Any]:
 
 
 @contextmanager
-def sentences_bar(total: int) -> Iterator[Any]:
+def sentences_bar(total: int) -> Iterator[Callable[[int], None]]:
     """A function (done) for translating a known number of sentences."""
     with Progress(
         TextColumn("translating"),

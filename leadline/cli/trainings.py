@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -36,8 +36,12 @@ from leadline.cli.translations import print_by_direction
 from leadline.config import Config
 from leadline.data.directions import targets
 from leadline.errors import UserError
-from leadline.files import checksum, to_json, written
+from leadline.files import Facts, checksum, to_json, written
+from leadline.training.events import OnStep
 from leadline.world import join, restarted
+
+if TYPE_CHECKING:
+    from leadline.tasks.translator import Translator
 
 
 @app.command()
@@ -92,15 +96,15 @@ def demo(
 
 def _asked(what: str, assignments: list[str], allow_code: bool = False) -> tuple[Config, list[str]]:
     """The config of a new run, with what the run it starts from and this machine decide, and what to say of that."""
-    from leadline.training import run as runs
     from leadline.training.device import find_device
+    from leadline.training.start import adopt
 
     config, notes = config_of(what, assignments, allow_code), []
     asked = {assignment.partition("=")[0].strip() for assignment in assignments}
     if Path(what).is_file():
         asked |= options.flat(options.read_toml(Path(what))).keys()
     if config.train.start:
-        config = runs.adopt(config, asked, allow_code)
+        config = adopt(config, asked, allow_code)
         notes.append(f"model and vocabulary are those of {config.train.start}")
     bf16 = config.train.precision == "bf16" and "train.precision" not in asked
     if bf16 and find_device(config.train.device).type == "cpu":
@@ -158,7 +162,7 @@ def train(
     tell(notes)
     store = open_store(config)  # before the bar of the training
     with TrainingView() as view:
-        on_step: list[Any] = [view, Watch(every=watch)] if watch else [view]
+        on_step: list[OnStep] = [view, Watch(every=watch)] if watch else [view]
         if resume:
             loop.resume(folder, on_step, config=config, allow_code=allow_code)
         else:
@@ -167,7 +171,7 @@ def train(
     if not world.leads:
         return
     rows = history.read(folder).rows
-    last: dict[str, Any] = next((row for row in reversed(rows) if "valid_nll" in row), {})
+    last: Facts = next((row for row in reversed(rows) if "valid_nll" in row), {})
     best = checkpoint.best(folder)
     if as_json:
         print_json({"run": str(folder), "best_checkpoint": best, **last})
@@ -268,7 +272,7 @@ def translate(
         screen.print(f"{translator.split_up} lines were longer than the model's limit and translated in pieces")
 
 
-def _translations(translator: Any, lines: list[str] | None) -> Iterator[tuple[list[str], list[str]]]:
+def _translations(translator: Translator, lines: list[str] | None) -> Iterator[tuple[list[str], list[str]]]:
     """Lines and their translations: a file's all at once, those of stdin (None) as they come."""
     if lines is not None:
         with sentences_bar(-(-len(lines) // translator.world.size)) as advance:
@@ -304,7 +308,7 @@ def score(
     _print_facts({"sentences": len(outputs)} | bleu_and_chrf(outputs, expected, lowercase, language), as_json)
 
 
-def _print_facts(facts: dict[str, Any], as_json: bool) -> None:
+def _print_facts(facts: Facts, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from leadline.cli.terminal import answer, table
 from leadline.data.directions import arrow
+from leadline.files import Facts
 
 
-def print_by_direction(facts: dict[str, Any]) -> None:
+def print_by_direction(facts: Facts) -> None:
     """A table by direction, and how its numbers were computed."""
     columns = ["direction", "", "sentences", "BLEU", "chrF", "off-target", "of references"]
     rows = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from leadline.diagnose.connection import layers_of
+from leadline.diagnose.connection import by_stack, layers_of
 from leadline.diagnose.inspection import Inspection
 
 
@@ -32,10 +32,10 @@ def certificate(inspection: Inspection) -> Certificate:
     reasons = [f"{f.where}: {f.message}" for f in inspection.findings if f.severity == "fault"]
     reasons += [] if verdict.trains else [verdict.answer]
     layers = layers_of(inspection.connections)
-    stacks = []
-    for name, count in layers.items():
-        kinds = dict.fromkeys(c.placement for c in inspection.connections if c.stack == name)
-        stacks.append(Stack(name, count, " and ".join(kinds)))
+    stacks = [
+        Stack(name, layers[name], " and ".join(dict.fromkeys(c.placement for c in members)))
+        for name, members in by_stack(inspection.connections).items()
+    ]
     return Certificate(
         inspection.name,
         not reasons,

@@ -70,9 +70,16 @@ def name_of(c: Connection) -> str:
     return "ReZero" if c.branch_learned else "no norm"
 
 
+def by_stack(connections: Sequence[Connection]) -> dict[str, list[Connection]]:
+    stacks: dict[str, list[Connection]] = {}
+    for c in connections:
+        stacks.setdefault(c.stack, []).append(c)
+    return stacks
+
+
 def layers_of(connections: Sequence[Connection]) -> dict[str, int]:
     """How many layers each stack has: its feed-forward connections, or all where there are none."""
-    stacks: dict[str, list[str]] = {}
-    for c in connections:
-        stacks.setdefault(c.stack, []).append(c.sublayer)
-    return {stack: sublayers.count("feed-forward") or len(sublayers) for stack, sublayers in stacks.items()}
+    return {
+        stack: sum(c.sublayer == "feed-forward" for c in members) or len(members)
+        for stack, members in by_stack(connections).items()
+    }

@@ -41,7 +41,7 @@ class Drift:
         self.inputs: Norms = {}
         self.matrices: dict[str, float] = {}
 
-    def __call__(self, event: Any) -> None:
+    def __call__(self, event: object) -> None:
         """Events say nothing it needs."""
 
     def due(self, update: int) -> bool:

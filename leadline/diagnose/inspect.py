@@ -28,6 +28,7 @@ from leadline.diagnose.state import random_kept, restored, sources_of
 from leadline.diagnose.trace import tensors_in
 from leadline.diagnose.verdict import STEPS, features, judge, score
 from leadline.errors import Unfit, UserError
+from leadline.files import Facts
 
 BATCHES = STEPS + 1  # at most: one a step, one to look at
 REACH = 8  # doublings or halvings of the rate until the edge must have come
@@ -173,7 +174,7 @@ def last_gradient(subject: Subject, layers: int, seed: int = 0) -> Record:
     return Record("last_gradient", values[last.weights[-1]], last.where, layers, last.stack, seed=seed)
 
 
-def _find_edge(log_odds: Any, rate: float) -> None:
+def _find_edge(log_odds: Callable[[float], float], rate: float) -> None:
     """Tries rates in steps of four, then the one between, until the edge lies between two that differ by two."""
     up = log_odds(rate) > 0
     factor = 4.0 if up else 0.25
@@ -186,7 +187,7 @@ def _find_edge(log_odds: Any, rate: float) -> None:
         last = following
 
 
-def _facts(subject: Subject) -> dict[str, Any]:
+def _facts(subject: Subject) -> Facts:
     model, optimizer = subject.model, subject.optimizer
     first = next(model.parameters())
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +24,12 @@ class Norm(NamedTuple):
 
 
 @torch.no_grad()
-def find_norms(model: nn.Module, run: Callable[[], Any]) -> dict[nn.Module, Norm]:
+def find_norms(model: nn.Module, run: Callable[[], object]) -> dict[nn.Module, Norm]:
     """Modules whose output does not change when their input is scaled."""
     norms: dict[nn.Module, Norm] = {}
     asked: set[nn.Module] = set()
 
-    def ask(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def ask(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], output: object) -> None:
         x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
         if any(callable(a) for a in (*args, *kwargs.values()) if not isinstance(a, Tensor)):
             return  # it may run a whole sublayer

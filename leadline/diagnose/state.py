@@ -40,7 +40,7 @@ def random_kept(holders: Iterable[object] = ()) -> Iterator[None]:
                 put_back()
 
 
-def _random_of(value: Any) -> Undo:
+def _random_of(value: object) -> Undo:
     """What puts a generator back to where it stands; of anything else, nothing."""
     if isinstance(value, torch.Generator):
         state = value.get_state()
@@ -57,12 +57,12 @@ def _random_of(value: Any) -> Undo:
     return lambda: None
 
 
-def sources_of(batches: Any) -> list[object]:
+def sources_of(batches: object) -> list[object]:
     """Of a DataLoader, everything that may hold a generator."""
     if not isinstance(batches, torch.utils.data.DataLoader):
         return []
-    found = [batches, batches.sampler, batches.batch_sampler, getattr(batches.batch_sampler, "sampler", None)]
-    return [part for part in (*found, batches.dataset) if hasattr(part, "__dict__")]
+    parts = [batches, batches.sampler, batches.batch_sampler, getattr(batches.batch_sampler, "sampler", None)]
+    return [part for part in (*parts, batches.dataset) if hasattr(part, "__dict__")]
 
 
 @contextlib.contextmanager

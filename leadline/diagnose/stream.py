@@ -9,11 +9,12 @@ Of our models the residual connections are known; `leadline.diagnose.trace` find
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from leadline.errors import UserError
 from leadline.model.block import connections
@@ -26,13 +27,13 @@ class Reader:
     """Hooks on modules, all of which `close` removes."""
 
     def __init__(self) -> None:
-        self.hooks: list[Any] = []
+        self.hooks: list[RemovableHandle] = []
 
-    def before(self, module: nn.Module, function: Callable[[Any, Any, Any], None]) -> None:
+    def before(self, module: nn.Module, function: Callable[..., None]) -> None:
         """function(module, args, kwargs) before each call."""
         self.hooks.append(module.register_forward_pre_hook(function, with_kwargs=True))
 
-    def after(self, module: nn.Module, function: Callable[[Any, Any, Any, Any], None]) -> None:
+    def after(self, module: nn.Module, function: Callable[..., None]) -> None:
         """function(module, args, kwargs, output) after each call."""
         self.hooks.append(module.register_forward_hook(function, with_kwargs=True))
 
@@ -41,7 +42,7 @@ class Reader:
         norms: Norms = {}
         for name, connection in connections_of(model).items():
 
-            def note(module: Any, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
+            def note(module: Placement, args: object, kwargs: object, output: Tensor, name: str = name) -> None:
                 norms.setdefault(name, []).append(token_norm(module.stream(output)))
 
             self.after(connection, note)
@@ -54,7 +55,9 @@ class Reader:
             if isinstance(norm := getattr(connection, "norm", None), nn.Module):
                 site = connection.site
 
-                def note(module: Any, args: Any, kwargs: Any, name: str = f"{site.stack}.{site.kind}") -> None:
+                def note(
+                    module: nn.Module, args: Sequence[Tensor], kwargs: object, name: str = f"{site.stack}.{site.kind}"
+                ) -> None:
                     norms.setdefault(name, []).append(token_norm(args[0]))
 
                 self.before(norm, note)

@@ -31,15 +31,15 @@ class Prediction:
     note: str = ""
 
 
-def equality(claim: str, value: float, note: str = "") -> Prediction:
-    return Prediction(claim, value, value, value, "equality", note)
+def equality(claim: str, value: float) -> Prediction:
+    return Prediction(claim, value, value, value, "equality")
 
 
-def bounds(claim: str, low: float, high: float, note: str = "") -> Prediction:
+def bounds(claim: str, low: float, high: float, note: str) -> Prediction:
     return Prediction(claim, (low + high) / 2, low, high, "bounds", note)
 
 
-def scaling(claim: str, value: float, note: str = "") -> Prediction:
+def scaling(claim: str, value: float, note: str) -> Prediction:
     return Prediction(claim, value, None, None, "scaling", note)
 
 

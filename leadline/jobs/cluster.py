@@ -30,7 +30,8 @@ from leadline.jobs import engine as local
 from leadline.jobs.engine import Execute, Worker
 from leadline.jobs.job import Job, OnEvent, finished, last_words, lay_out, unfinished
 from leadline.training.events import Event
-from leadline.training.run import absolute, locked, watching_signals
+from leadline.training.run import absolute, locked
+from leadline.training.signals import watching_signals
 
 RETRIES = 3  # of a run whose process or node dies: more than that is no accident
 PATIENCE = 120  # seconds: for trainings to save and leave; for the lock of a dead node, whose lease may be 90

@@ -10,10 +10,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from leadline.errors import UserError, nearest
 from leadline.files import read_json, write_json, write_text
 from leadline.jobs.engine import execute
 from leadline.jobs.grid import Grid, Setting, SettingScores
-from leadline.jobs.job import Job, tell_stale
+from leadline.jobs.job import Job, OnEvent, tell_stale
 from leadline.training import checkpoint
 from leadline.training import run as runs
 from leadline.training.events import Event
@@ -44,9 +43,10 @@ DECIDED = dict.fromkeys(
     "train.start_checkpoint": "use --checkpoint",
 }
 
-USUAL: Any = ([32], [5e-5], [3])
+Choices = tuple[list[int], list[float], list[int]]  # batches, rates, epochs
+USUAL: Choices = ([32], [5e-5], [3])
 # Xiong et al. 2020: batches of 16 and 32, rates from 1e-5 to 1e-4, 3 to 8 epochs.
-FULL: Any = ([16, 32], [1e-5, 2e-5, 3e-5, 5e-5, 1e-4], [3, 5, 8])
+FULL: Choices = ([16, 32], [1e-5, 2e-5, 3e-5, 5e-5, 1e-4], [3, 5, 8])
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def finetune(
     at_once: int,
     out: Path,
     metric: str = "accuracy",
-    on_event: Callable[[str, Any], None] = lambda name, event: None,
+    on_event: OnEvent = lambda name, event: None,
     progress: Progress = lambda what, done: None,
 ) -> Tuned:
     """Train what is not there yet; writes results.csv (a row a run) and table.json (a row a setting)."""

@@ -12,16 +12,15 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from leadline.config import Config, settings, to_toml
 from leadline.errors import UserError
-from leadline.files import read_json, write_json
+from leadline.files import Facts, read_json, write_json
 from leadline.provenance import NUMERICS
 from leadline.training.events import Event
 
-JobResult = dict[str, Any]  # of result.json
-OnEvent = Callable[[str, Any], None]
+JobResult = Facts  # of result.json
+OnEvent = Callable[[str, Event], None]
 LAST = "last"  # for Job.keep: the newest checkpoint, whatever its number
 
 
@@ -65,7 +64,7 @@ def finished(job: Job, root: Path) -> JobResult | None:
     return result if kept or result["diverged"] else None
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> Facts | None:
     """A JSON object, or nothing where it is not there or damaged."""
     try:
         value = read_json(path)
@@ -93,7 +92,7 @@ def stale(jobs: Sequence[Job], root: Path) -> Iterator[tuple[str, str]]:
             yield job.name, f"the result in {path.parent} is not used: {_why(result, before, job)}"
 
 
-def _why(result: JobResult, facts: dict[str, Any], job: Job) -> str:
+def _why(result: JobResult, facts: Facts, job: Job) -> str:
     if result.get("numerics") != NUMERICS:
         return f"it was computed by numerics {result.get('numerics', 1)}, and this is {NUMERICS}"
     before, now = result.get("settings", {}), json.loads(json.dumps(settings(job.config)))

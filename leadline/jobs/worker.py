@@ -20,13 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from leadline import config as configuration
 from leadline import history
 from leadline.config import Config
 from leadline.errors import Diverged, Interrupted, UserError
-from leadline.files import read_json, write_json
+from leadline.files import Facts, read_json, write_json
 from leadline.jobs.job import LAST
 from leadline.provenance import stamp
 from leadline.training.events import OnStep
@@ -43,7 +42,7 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
     world = join()
     config = configuration.load(folder / "job.toml")
     job = _job(folder)
-    on_step: list[Any] = [tell]
+    on_step: list[OnStep] = [tell]
     if watch := job["watch"]:
         on_step += [Watch(every=watch), Drift(watch, config.train.precision)]
         if world.leads:
@@ -69,7 +68,7 @@ def _finish(folder: Path, config: Config, job: dict[str, Any], diverged: str) ->
     measured = history.read(folder)
     updates = [row for row in measured.rows if "loss" in row]
     evaluations = [row for row in measured.rows if "valid_nll" in row]
-    result: dict[str, Any] = stamp() | {
+    result: Facts = stamp() | {
         "name": job["name"],
         "settings": configuration.settings(config),
         "placement": config.model.placement,
@@ -92,11 +91,11 @@ def _own_code(config: Config) -> bool:
     return ":" in config.model.placement
 
 
-def _job(folder: Path) -> dict[str, Any]:
+def _job(folder: Path) -> Facts:
     return dict(read_json(folder / "job.json"))
 
 
-def _translated(folder: Path, score: int, samples: Sequence[str], allow_code: bool) -> dict[str, Any]:
+def _translated(folder: Path, score: int, samples: Sequence[str], allow_code: bool) -> Facts:
     """What a translation makes of test sentences and of some others."""
     from leadline.training.trained import load
 
@@ -146,12 +145,12 @@ def main(folders: Iterable[str]) -> None:
         say("done")
 
 
-def _speak() -> Callable[[Any], None]:
+def _speak() -> Callable[[object], None]:
     """A function that says something to whoever has started this; print is for the log."""
     stdout = os.dup(1)
     os.dup2(2, 1)
 
-    def say(something: Any) -> None:
+    def say(something: object) -> None:
         with contextlib.suppress(BrokenPipeError):  # nobody listens any more: it is about to be told to leave
             os.write(stdout, f"{json.dumps(something)}\n".encode())
 

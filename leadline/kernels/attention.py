@@ -139,7 +139,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, q_pack: Pack, k_pack: Pack, causal: b
 
 
 @functools.cache
-def _varlen() -> tuple[Any, Callable[[bool], dict[str, Any]]]:
+def _varlen() -> tuple[Any, Callable[[bool], dict[str, object]]]:
     """PyTorch renamed the argument that makes it causal."""
     from torch.nn.attention.varlen import varlen_attn
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 
+class Lazy(Protocol):
+    """A stream or a branch on fused kernels."""
+
+    @property
+    def tensor(self) -> Tensor: ...
+
+    def normed_by(self, norm: nn.Module) -> Tensor: ...
+
+
 class LayerNorm(nn.LayerNorm):
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor | Lazy) -> Tensor:
         return super().forward(x) if isinstance(x, Tensor) else x.normed_by(self)
 
 
 class RMSNorm(nn.RMSNorm):
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor | Lazy) -> Tensor:
         return super().forward(x) if isinstance(x, Tensor) else x.normed_by(self)
 
 
@@ -32,7 +41,7 @@ class DyT(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Tensor | Lazy) -> Tensor:
         if not isinstance(x, Tensor):
             return x.normed_by(self)
         y = self.weight * torch.tanh(self.slope * x)

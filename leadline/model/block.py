@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from leadline.config import ModelConfig
 from leadline.kernels.pack import Pack
 from leadline.model.layers import Attends, CrossAttention, FeedForward, Rotary, SelfAttention
-from leadline.model.operations import PLAIN
+from leadline.model.operations import PLAIN, Operations
 from leadline.placement import Placement, Site, Stack, find
 
 
@@ -24,7 +24,7 @@ def site_of(config: ModelConfig, stack: Stack, index: int) -> Site:
 class Block(nn.Module):
     """Self-attention, cross-attention where there is a memory, feed-forward: each joined by the placement."""
 
-    ops: Any = PLAIN
+    ops: Operations = PLAIN
 
     def __init__(self, config: ModelConfig, stack: Stack, layer: int, rotary: Rotary | None = None) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Block(nn.Module):
 class Layers(nn.Module):
     """A stack of blocks, and what opens and closes it."""
 
-    ops: Any = PLAIN
+    ops: Operations = PLAIN
 
     def __init__(self, config: ModelConfig, stack: Stack) -> None:
         super().__init__()

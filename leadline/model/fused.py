@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,9 @@ from leadline.model.layers import (
     VocabularyHead,
 )
 
+if TYPE_CHECKING:
+    from leadline.model.transformer import Transformer
+
 SITES = 9  # places of dropout in a block: for each sublayer inside attention or activation, and at its end
 
 
@@ -44,7 +47,7 @@ class Fused:
     draws = False  # dropout is a function of its site
     compiles = False
 
-    def __init__(self, model: Any, runtime: Runtime, onto: Projection, memory: Any = None) -> None:
+    def __init__(self, model: Transformer, runtime: Runtime, onto: Projection, memory: Any = None) -> None:
         if model.config.activation not in ACTIVATIONS:
             raise UserError(
                 f"model.activation={model.config.activation!r} is not known to the fused kernels, which have "
@@ -75,16 +78,16 @@ class Fused:
             x = Stream(self.runtime, x)
         return x.enter() if isinstance(x, Stream) else x
 
-    def leave(self, x: Any) -> Tensor:
+    def leave(self, x: Tensor | Stream) -> Tensor:
         return _half(x).to(self.runtime.dtype)
 
-    def memory(self, memory_SD: Tensor, recompute: bool) -> Any:
+    def memory(self, memory_SD: Tensor, recompute: bool) -> Tensor | Shared:
         return memory_SD if self.shared is None or recompute else Shared(memory_SD, self.shared, self.runtime)
 
-    def linear(self, layer: Linear, x: Any) -> Tensor:
+    def linear(self, layer: Linear, x: Tensor | Stream) -> Tensor:
         return linear(_half(x), layer, self.runtime, own_bias=True)
 
-    def project(self, layer: Attention, matrix: Linear, x: Any, positions: Tensor | None = None) -> Tensor:
+    def project(self, layer: Attention, matrix: Linear, x: Tensor | Stream, positions: Tensor | None = None) -> Tensor:
         """Where nothing happens to it before attention, that one adds up the gradient of the bias."""
         y = linear(_half(x), matrix, self.runtime, own_bias=not layer.unchanged)
         if layer.unchanged:
@@ -94,7 +97,7 @@ class Fused:
             return layer.prepare(matrix, y, positions)
         return prepare(y, _parts(layer, matrix), table, positions, self.runtime)
 
-    def self_attention(self, layer: SelfAttention, x_TD: Any, pack: Pack) -> Tensor:
+    def self_attention(self, layer: SelfAttention, x_TD: Tensor | Stream, pack: Pack) -> Tensor:
         qkv = self.project(layer, layer.qkv, x_TD, pack.positions)
         inside = self._drop(layer, layer.attention_dropout, 0)
         biases = (layer.qkv.bias,) if layer.unchanged else ()
@@ -103,7 +106,7 @@ class Fused:
         )
 
     def cross_attention(
-        self, layer: CrossAttention, x_TD: Any, memory: Tensor | Shared, pack: Pack, memory_pack: Pack
+        self, layer: CrossAttention, x_TD: Tensor | Stream, memory: Tensor | Shared, pack: Pack, memory_pack: Pack
     ) -> Tensor:
         shared = isinstance(memory, Shared)
         kv = memory if isinstance(memory, Shared) else self.project(layer, layer.kv, memory)
@@ -115,11 +118,11 @@ class Fused:
             q, kv, pack, memory_pack, _heads(layer), False, self.runtime, dropout=inside, biases=biases, number=number
         )
 
-    def expand(self, layer: FeedForward, x_TD: Any) -> Tensor:
+    def expand(self, layer: FeedForward, x_TD: Tensor | Stream) -> Tensor:
         inside = self._drop(layer, layer.activation_dropout.p, 0)
         return expand(_half(x_TD), layer.expand, self.activation, inside, self.runtime)
 
-    def branch(self, layer: Any, last: Linear, x: Tensor) -> Branch:
+    def branch(self, layer: Attention | FeedForward, last: Linear, x: Tensor) -> Branch:
         if not isinstance(layer.inside, nn.Identity):
             x = layer.inside(x.float())
         y = linear(x, last, self.runtime, own_bias=False)
@@ -148,13 +151,19 @@ class Fused:
         assert normed is not None
         return normed
 
-    def logits(self, model: Any, hidden_TD: Tensor) -> Tensor:
+    def logits(self, model: Transformer, hidden_TD: Tensor) -> Tensor:
         hidden_TD = hidden_TD.to(self.runtime.dtype)
         hidden_TD = hidden_TD if model.head is None else model.head(hidden_TD)
         return F.linear(hidden_TD, self.onto.compute, self.onto.compute_bias)[:, : self.onto.words]
 
     def loss(
-        self, model: Any, hidden_TD: Tensor, labels_T: Tensor, smoothing: float, ignore: int, divisor: Tensor | float
+        self,
+        model: Transformer,
+        hidden_TD: Tensor,
+        labels_T: Tensor,
+        smoothing: float,
+        ignore: int,
+        divisor: Tensor | float,
     ) -> tuple[Tensor, Tensor]:
         if not isinstance(divisor, Tensor):
             divisor = torch.full((1,), float(divisor), device=hidden_TD.device)
@@ -177,7 +186,7 @@ def _parts(layer: Attention, matrix: Linear) -> list[Part]:
     ]
 
 
-def _half(x: Any) -> Tensor:
+def _half(x: Tensor | Stream) -> Tensor:
     """As matrix products read it."""
     return x.half if isinstance(x, Stream) else x
 
@@ -189,7 +198,7 @@ def _segments(table: Tensor, segments: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def to_infer(model: Any, dtype: torch.dtype) -> Iterator[None]:
+def to_infer(model: Transformer, dtype: torch.dtype) -> Iterator[None]:
     """The model on fused kernels for as long as its weights stay what they are now: they are rounded once."""
     if isinstance(model.ops, Fused):
         yield

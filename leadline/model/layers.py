@@ -23,14 +23,14 @@ from leadline.kernels.attention import ATTENTION, AttentionFunction, for_each_he
 from leadline.kernels.dropout import Dropout
 from leadline.kernels.pack import Pack
 from leadline.kernels.rotary import rotate, rotations
-from leadline.model.operations import PLAIN
+from leadline.model.operations import PLAIN, Operations
 from leadline.placement import Placement, Role
 
 
 class Linear(nn.Linear):
     """One matrix product for several roles: the rows of `weight` belong to them, so many to each."""
 
-    ops: Any = PLAIN
+    ops: Operations = PLAIN
 
     def __init__(self, inputs: int, *, bias: bool = True, **outputs: int) -> None:
         """`outputs` of each role, by its name."""
@@ -118,7 +118,7 @@ class Attends(Protocol):
 class Attention(nn.Module):
     """What self- and cross-attention share: heads, the norms of q, k and v, the way out, dropout."""
 
-    ops: Any = PLAIN
+    ops: Operations = PLAIN
 
     def __init__(self, config: ModelConfig, connection: Placement) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    ops: Any = PLAIN
+    ops: Operations = PLAIN
 
     def __init__(self, config: ModelConfig, connection: Placement) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class Embed(nn.Module):
     Without model.embed_scale there is no √D: Adam then moves an embedding √D times less at the same rate.
     """
 
-    ops: Any = PLAIN
+    ops: Operations = PLAIN
 
     def __init__(self, config: ModelConfig, tokens: Embedding) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class Embed(nn.Module):
 class VocabularyHead(nn.Module):
     """BERT's way to the vocabulary: LN(activation(x·Wᵀ + b)) before the output matrix, and a bias a word after it."""
 
-    ops: Any = PLAIN
+    ops: Operations = PLAIN
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()

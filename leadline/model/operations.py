@@ -40,11 +40,11 @@ class Plain:
         """The stream as a residual connection is given it."""
         return x
 
-    def leave(self, x: Any) -> Tensor:
+    def leave(self, x: Tensor) -> Tensor:
         """The stream at the top of a stack, as a tensor."""
         return x
 
-    def memory(self, memory_SD: Tensor, recompute: bool) -> Any:
+    def memory(self, memory_SD: Tensor, recompute: bool) -> Tensor:
         """The encoder's output, as the cross-attentions of a stack read it."""
         return memory_SD
 
@@ -82,7 +82,7 @@ class Plain:
         """dropout(activation(x·Wᵀ + b))"""
         return layer.activation_dropout(layer.activation(layer.expand(x_TD)))
 
-    def branch(self, layer: Any, last: Linear, x: Tensor) -> Any:
+    def branch(self, layer: Attention | FeedForward, last: Linear, x: Tensor) -> Any:
         """What a sublayer gives to its residual connection: dropout(inside(x)·Wᵀ + b)."""
         return layer.dropout(last(layer.inside(x)))
 
@@ -115,4 +115,5 @@ class Plain:
         return smoothed / divisor, plain / divisor
 
 
+Operations = Any  # Plain, or leadline.model.fused.Fused, which takes streams where this takes tensors
 PLAIN = Plain()

@@ -25,7 +25,7 @@ from leadline.kernels.pack import Pack
 from leadline.model.block import Layers
 from leadline.model.init import initialise
 from leadline.model.layers import HEADS, Attends, Attention, Classifier, Embed, Embedding
-from leadline.model.operations import PLAIN
+from leadline.model.operations import PLAIN, Operations
 from leadline.model.size import require_room
 from leadline.placement import find
 
@@ -33,7 +33,7 @@ from leadline.placement import find
 class Transformer(nn.Module):
     """The model of all tasks: two stacks, or one. Keywords are those of ModelConfig; the weights start from `seed`."""
 
-    ops: Any = PLAIN
+    ops: Operations = PLAIN
 
     def __init__(self, vocab_size: int, *, seed: int = 1, **model: Any) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Transformer(nn.Module):
         return self.ops.loss(self, hidden_TD, labels_T, smoothing, ignore, divisor)
 
     @torch.no_grad()
-    def calibrate(self, forward: Callable[[], Any]) -> None:
+    def calibrate(self, forward: Callable[[], object]) -> None:
         """Once, before training: placements that start from data (Admin) look at it while `forward` runs the model."""
         training = self.training
         self.eval()
@@ -115,14 +115,14 @@ class Transformer(nn.Module):
             find(self.config.placement).calibrate(list(layers.connections()), forward)
         self.train(training)
 
-    def use(self, ops: Any) -> None:
+    def use(self, ops: Operations) -> None:
         """What to compute with: leadline.model.operations, leadline.model.fused."""
         for module in self.modules():
             if hasattr(type(module), "ops"):
                 module.ops = ops
 
     @contextlib.contextmanager
-    def using(self, ops: Any) -> Iterator[None]:
+    def using(self, ops: Operations) -> Iterator[None]:
         """The same for a while."""
         before = self.ops
         self.use(ops)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Admin(Placement):
         return self.norm(self.omega * x + branch)
 
     @classmethod
-    def calibrate(cls, connections: Sequence[Any], forward: Callable[[], Any]) -> None:
+    def calibrate(cls, connections: Sequence[Self], forward: Callable[[], object]) -> None:
         below = [1.0]
         for connection in connections:
             connection.below = below

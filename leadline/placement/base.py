@@ -11,19 +11,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from torch import Tensor, nn
 
 from leadline.errors import UserError
-from leadline.kernels.norm import DyT, LayerNorm, RMSNorm
+from leadline.kernels.norm import DyT, LayerNorm, Lazy, RMSNorm
 
 # "head" is what reads the finished stream: no residual connection, so no placement is asked for its gain.
 Role = Literal["q", "k", "v", "out", "ffn_in", "ffn_gate", "ffn_out", "embed", "head"]
 ROLES: tuple[Role, ...] = tuple(role for role in get_args(Role) if role != "head")
 
 Stack = Literal["encoder", "decoder"]
-Kind = Literal["self", "cross", "ffn"]
+SublayerKind = Literal["self", "cross", "ffn"]
 Architecture = Literal["encoder-only", "decoder-only", "encoder-decoder"]
 NormName = Literal["layer_norm", "rms_norm", "dyt"]
 Base = Literal["xavier", "fairseq_2019", "fairseq_2020"]  # what weights start as before gains: leadline.model.init
@@ -58,12 +58,12 @@ class Site:
         return self.encoder_layers if self.stack == "encoder" else self.decoder_layers
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[SublayerKind, ...]:
         """The sublayers of one layer of this stack."""
         return ("self", "cross", "ffn") if self.stack == "decoder" and self.encoder_layers else ("self", "ffn")
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SublayerKind:
         """The sublayer that this connection joins."""
         return self.kinds[self.index % len(self.kinds)]
 
@@ -87,7 +87,7 @@ class Site:
         return LayerNorm(width, eps=self.norm_eps, bias=self.norm_bias)
 
 
-def tensor(x: Any) -> Tensor:
+def tensor(x: Tensor | Lazy) -> Tensor:
     """A stream or a branch as a tensor; a tensor as it is."""
     return x if isinstance(x, Tensor) else x.tensor
 
@@ -131,7 +131,7 @@ class Placement(nn.Module, ABC):
         return nn.Identity()
 
     @classmethod
-    def tie(cls, layer: Sequence[Any]) -> None:
+    def tie(cls, layer: Sequence[Self]) -> None:
         """Lets the connections of one layer share what they share."""
 
     @classmethod
@@ -140,7 +140,7 @@ class Placement(nn.Module, ABC):
         return 1.0
 
     @classmethod
-    def calibrate(cls, connections: Sequence[Any], forward: Callable[[], Any]) -> None:
+    def calibrate(cls, connections: Sequence[Self], forward: Callable[[], object]) -> None:
         """Before training, once a stack: sets what depends on data; `forward` runs the model on a batch."""
 
     def stream(self, x: Any) -> Tensor:

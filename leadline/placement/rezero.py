@@ -7,7 +7,7 @@ sublayers of a layer share their a. At initialisation the model is the identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,6 @@ class ReZero(Placement):
         return x + self.a * tensor(sublayer(x))
 
     @classmethod
-    def tie(cls, layer: Sequence[Any]) -> None:
+    def tie(cls, layer: Sequence[Self]) -> None:
         for connection in layer[1:]:
             connection.a = layer[0].a

@@ -16,28 +16,31 @@ from leadline.recipes.small import small_pre_ln
 from leadline.recipes.wmt14 import wmt14_post_ln, wmt14_pre_ln
 
 RECIPES: dict[str, Callable[[], Config]] = {
-    "numerals": numerals,
-    "small_pre_ln": small_pre_ln,
-    "iwslt14_pre_ln": iwslt14_pre_ln,
-    "iwslt14_pre_ln_tuned": iwslt14_pre_ln_tuned,
-    "iwslt14_post_ln": iwslt14_post_ln,
-    "iwslt14_deepnorm": iwslt14_deepnorm,
-    "wmt14_pre_ln": wmt14_pre_ln,
-    "wmt14_post_ln": wmt14_post_ln,
-    "many_small": many_small,
-    "opus100_pre_ln": opus100_pre_ln,
-    "opus100_deepnorm": opus100_deepnorm,
-    "bert_base_pre_ln": bert_base_pre_ln,
-    "bert_base_post_ln": bert_base_post_ln,
-    "bert_small_pre_ln": bert_small_pre_ln,
-    "bert_small_post_ln": bert_small_post_ln,
-    "gpt2_124m": gpt2_124m,
-    "llama_124m": llama_124m,
-    "lm_small_pre_ln": lm_small_pre_ln,
-    "lm_small_post_ln": lm_small_post_ln,
-    "mrpc": mrpc,
-    "rte": rte,
-    "same_meaning": same_meaning,
+    recipe.__name__: recipe
+    for recipe in (
+        numerals,
+        small_pre_ln,
+        iwslt14_pre_ln,
+        iwslt14_pre_ln_tuned,
+        iwslt14_post_ln,
+        iwslt14_deepnorm,
+        wmt14_pre_ln,
+        wmt14_post_ln,
+        many_small,
+        opus100_pre_ln,
+        opus100_deepnorm,
+        bert_base_pre_ln,
+        bert_base_post_ln,
+        bert_small_pre_ln,
+        bert_small_post_ln,
+        gpt2_124m,
+        llama_124m,
+        lm_small_pre_ln,
+        lm_small_post_ln,
+        mrpc,
+        rte,
+        same_meaning,
+    )
 }
 
 

@@ -9,6 +9,7 @@ Adam to 5e-4 after a warm-up of 4,000, dropout 0.1. Its tables list no temperatu
 from __future__ import annotations
 
 from leadline.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
+from leadline.recipes.numerals import numerals
 
 
 def opus100_deepnorm() -> Config:
@@ -29,25 +30,12 @@ def opus100_pre_ln() -> Config:
 
 def many_small() -> Config:
     """Number words between German, French and English, without data of your own: a minute on two cores."""
-    return Config(
-        model=ModelConfig(
-            placement="pre_ln",
-            encoder_layers=3,
-            decoder_layers=3,
-            dim=64,
-            ffn_dim=128,
-            heads=2,
-            dropout=0.0,
-            max_length=96,
-        ),
-        data=DataConfig(
-            source="builtin:numerals",
-            directions=("de-en", "en-de", "en-fr", "fr-en"),
-            temperature=5.0,
-            vocab_size=1500,
-            size=10000,
-        ),
-        optim=OptimConfig(name="adam", lr=6e-3, schedule="linear", warmup=0),
-        train=TrainConfig(updates=600, batch_tokens=1024, label_smoothing=0.0, precision="fp32", eval_every=150),
-        decode=DecodeConfig(beam=1),
+    return numerals().set(
+        data={
+            "directions": ("de-en", "en-de", "en-fr", "fr-en"),
+            "temperature": 5.0,
+            "vocab_size": 1500,
+            "size": 10000,
+        },
+        train={"updates": 600, "eval_every": 150},
     )

@@ -6,9 +6,9 @@ import base64
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from leadline import notebook
+from leadline.files import Facts
 from leadline.report import page, runs
 from leadline.report.page import Chart, Table
 
@@ -30,7 +30,7 @@ class Comparison:
     losses: list[Chart]  # one for every task and data: others are not compared
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Facts]:
         """The overview, for a data frame."""
         return [dict(zip(self.overview.columns, row, strict=True)) for row in self.overview.rows]
 
@@ -48,10 +48,10 @@ class Comparison:
 
 def compare(*folders: str | Path) -> Comparison:
     """Runs side by side: what differs between their configs, their losses and how they ended."""
-    found = runs.read([Path(folder) for folder in folders])
-    differing = [section for section in runs.differences(found) if isinstance(section, Table)]
-    losses = [runs.loss_of(members) for members in runs.kinds_of(found).values()]
-    return Comparison(runs.overview(found), differing, losses)
+    read = runs.read([Path(folder) for folder in folders])
+    differing = [section for section in runs.differences(read) if isinstance(section, Table)]
+    losses = [runs.loss_of(members) for members in runs.kinds_of(read).values()]
+    return Comparison(runs.overview(read), differing, losses)
 
 
 def _text(table: Table) -> str:

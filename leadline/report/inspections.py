@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from leadline.diagnose import fitted, theory
-from leadline.diagnose.connection import Connection
+from leadline.diagnose.connection import by_stack
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.record import QUANTITIES, Record, spread
 from leadline.diagnose.verdict import COLLAPSE_AFTER, STEPS, features, probability, score
@@ -83,21 +83,14 @@ def _rates(inspection: Inspection) -> list[Section]:
     ]
 
 
-def _spread_series(name: str, x: Sequence[float], values: Sequence[Sequence[float]], group: str = "") -> Series:
+def _spread_series(name: str, x: Sequence[float], values: Sequence[Sequence[float]]) -> Series:
     """Mean over seeds, with a band of one standard deviation where there are several."""
     kept = [(at, spread(each)) for at, each in zip(x, values, strict=True) if each]
     mean = [m for _, (m, _) in kept]
     several = any(len(each) > 1 for each in values)
     low = [m - s for _, (m, s) in kept] if several else None
     high = [m + s for _, (m, s) in kept] if several else None
-    return Series(name, [at for at, _ in kept], mean, low, high, "line" if len(kept) > 1 else "points", group or name)
-
-
-def _stacks(inspection: Inspection) -> dict[str, list[Connection]]:
-    stacks: dict[str, list[Connection]] = defaultdict(list)
-    for c in inspection.connections:
-        stacks[c.stack].append(c)
-    return dict(stacks)
+    return Series(name, [at for at, _ in kept], mean, low, high, "line" if len(kept) > 1 else "points", name)
 
 
 def _by_position(records: Sequence[Record], quantity: str) -> dict[int, list[float]]:
@@ -108,17 +101,12 @@ def _by_position(records: Sequence[Record], quantity: str) -> dict[int, list[flo
     return values
 
 
-def _profile(
-    inspection: Inspection,
-    quantity: str,
-    records: Sequence[Record],
-    keep: Callable[[Connection], bool] = lambda c: True,
-) -> list[Series]:
+def _profile(inspection: Inspection, quantity: str, records: Sequence[Record]) -> list[Series]:
     values = _by_position(records, quantity)
     return [
         _spread_series(stack, [i + 1 for i, _ in kept], [values[c.position] for _, c in kept])
-        for stack, members in _stacks(inspection).items()
-        if (kept := [(i, c) for i, c in enumerate(members) if keep(c) and values.get(c.position)])
+        for stack, members in by_stack(inspection.connections).items()
+        if (kept := [(i, c) for i, c in enumerate(members) if values.get(c.position)])
     ]
 
 
@@ -127,7 +115,7 @@ def _hidden(inspection: Inspection) -> Chart:
     before = _before(inspection)
     values, branches = _by_position(before, "hidden_norm"), _by_position(before, "branch_norm")
     series: list[Series] = []
-    for stack, members in _stacks(inspection).items():
+    for stack, members in by_stack(inspection.connections).items():
         root = math.sqrt(members[0].dim)
         x = [i + 1 for i in range(len(members))]
         series.append(_spread_series(stack, x, [[v / root for v in values[c.position]] for c in members]))
@@ -153,7 +141,7 @@ def _gradients(inspection: Inspection) -> Chart:
     by_weight: dict[str, list[float]] = defaultdict(list)
     for r in before:
         by_weight[r.where].append(r.value)
-    for stack, members in _stacks(inspection).items():
+    for stack, members in by_stack(inspection.connections).items():
         layers = [c for c in members if c.sublayer == "feed-forward" and c.weights and by_weight.get(c.weights[-1])]
         if len(layers) < 2:
             continue

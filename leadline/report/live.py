@@ -17,6 +17,7 @@ from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
 
+from leadline.diagnose.inspection import Inspection
 from leadline.errors import UserError
 from leadline.files import reason, to_json
 from leadline.report import inspections, now, page, runs
@@ -35,7 +36,7 @@ HEADERS = {
 class Followed:
     """The sections of a report as the folders are now."""
 
-    def __init__(self, folders: Sequence[Path], inspected: Sequence[Any] = ()) -> None:
+    def __init__(self, folders: Sequence[Path], inspected: Sequence[Inspection] = ()) -> None:
         self.folders = runs.named(folders)
         self.inspected = inspected  # does not change
         self.title = "Report of " + ", ".join([*self.folders.values(), *(each.name for each in inspected)])
@@ -74,7 +75,7 @@ class Server(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://{HOST}:{self.server_address[1]}/"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: object) -> None:
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):  # a browser that has left
             super().handle_error(request, client_address)
 
@@ -112,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Requests come every two seconds: they are not told."""
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from leadline.errors import UserError
-from leadline.files import reason, to_json, write_text
+from leadline.files import Facts, reason, to_json, write_text
 from leadline.report import heat
 from leadline.report.figures import STYLES
 from leadline.report.heat import Heat
@@ -115,7 +115,7 @@ def body_of(sections: Sequence[Section]) -> str:
     return "\n".join(map(_section, sections))
 
 
-def charts_of(sections: Sequence[Section]) -> list[dict[str, Any]]:
+def charts_of(sections: Sequence[Section]) -> list[Facts]:
     """What page.js draws, in the order of the sections."""
     return [_chart(section) for section in sections if isinstance(section, Chart)]
 
@@ -208,7 +208,7 @@ def _shown(value: object) -> object:
     return "–" if value is None else f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else value
 
 
-def _chart(chart: Chart) -> dict[str, Any]:
+def _chart(chart: Chart) -> Facts:
     return {
         "title": chart.title,
         "x_label": chart.x_label,
@@ -243,7 +243,7 @@ def _rounded(value: float) -> float:
     return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.7g}")
 
 
-def _embedded(value: Any) -> str:
+def _embedded(value: object) -> str:
     """JSON that cannot end the script element it stands in."""
     return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", to_json(value))
 
@@ -274,7 +274,7 @@ def picture(chart: Chart) -> Figure:
             continue
         colour, _ = STYLES[index % len(STYLES)]
         dash = LINES[(index + index // len(STYLES)) % len(LINES)]  # the second time round, colours have other dashes
-        look: dict[str, Any] = {"color": colour, "linestyle": dash, "linewidth": 1.5}
+        look: Facts = {"color": colour, "linestyle": dash, "linewidth": 1.5}
         if s.style == "dashes":
             look["linestyle"] = (0, (2, 2))
         if s.style == "points" or len(s.x) == 1:

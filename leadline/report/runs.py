@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from leadline import evaluations, history
 from leadline.errors import UserError, not_a_run
-from leadline.files import read_json
+from leadline.files import Facts, read_json
 from leadline.history import History, number
 from leadline.options import flat, read_toml
 from leadline.provenance import facts_of
@@ -38,10 +37,10 @@ class ReportedRun:
     """What a run folder says. Keys of the config are flat, such as "optim.lr"."""
 
     name: str
-    config: dict[str, Any]
-    facts: dict[str, Any]
+    config: Facts
+    facts: Facts
     history: History
-    by_direction: list[dict[str, Any]] = field(default_factory=list)  # of many languages: what evaluate has written
+    by_direction: list[Facts] = field(default_factory=list)  # of many languages: what evaluate has written
     trains: bool = False  # right now, as far as is known
 
     @property
@@ -307,7 +306,7 @@ def differences(runs: list[ReportedRun]) -> Iterable[Section]:
         yield Words(title, ["Nothing: their configurations are the same."])
 
 
-def _side_by_side(title: str, runs: list[ReportedRun], values: Callable[[ReportedRun], dict[str, Any]]) -> Table:
+def _side_by_side(title: str, runs: list[ReportedRun], values: Callable[[ReportedRun], Facts]) -> Table:
     columns = [values(run) for run in runs]
     keys = dict.fromkeys(key for each in columns for key in each)
     rows = [[key, *(_shown(each.get(key)) for each in columns)] for key in keys]
@@ -321,7 +320,7 @@ def _shown(value: object) -> str:
     return "–" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _stands_on(run: ReportedRun) -> dict[str, Any]:
+def _stands_on(run: ReportedRun) -> Facts:
     known = ("device", "chosen", "numerics", "code", "began", "versions", "data")
     facts = flat({key: run.facts.get(key, {}) for key in known})
     return {key: value for key, value in facts.items() if value != {} and not key.startswith("data.sha256.")}

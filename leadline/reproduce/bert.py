@@ -10,9 +10,9 @@ from leadline.jobs.finetune import classifier, fitted, tuned
 from leadline.jobs.grid import Setting
 from leadline.jobs.interval import mean_and_interval
 from leadline.report.page import Chart, Section, Series, Words
-from leadline.reproduce.claims import BIG, Claim, Numbers
+from leadline.reproduce.claims import Claim, Numbers, big
 from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
-from leadline.reproduce.reading import curves, gaps, shares
+from leadline.reproduce.reading import gaps, loss_chart, shares
 
 PRE, POST, BARE = "pre_ln, no warm-up", "post_ln, a third of the rate, warm-up", "post_ln, no warm-up"
 # MRPC and RTE are looked for in data/mrpc and data/rte; a task that is not there is left out.
@@ -111,7 +111,7 @@ def _by_checkpoint(runs: Runs, task: str) -> list[Series]:
 def _fig5_charts(runs: Runs) -> list[Section]:
     pretraining = {label: runs[label] for label in (PRE, POST, BARE) if label in runs}
     charts: list[Section] = [
-        Chart("Validation loss", "update", "nats a masked token", curves(pretraining, "valid_nll")),
+        loss_chart(pretraining, "a masked token"),
     ]
     tasks = dict.fromkeys(label.partition(" after ")[0] for label in runs if " after " in label)
     if pretraining and not tasks:
@@ -135,20 +135,18 @@ FIG5 = Figure(
             "share",
             at_most=0.8,
         ),
-        Claim(
+        big(
             "Post-LN at Pre-LN's rate without warm-up ends worse than with a third of it and warm-up, in nats",
             "diverges",
             "bare - post",
             at_least=0.5,
-            scales=BIG,
         ),
         *(
-            Claim(
+            big(
                 f"on {task.upper()}, Pre-LN's checkpoints are ahead, in points",
                 "converges faster",
                 f"{task}: pre - post",
                 at_least=0,
-                scales=BIG,
             )
             for task in ("mrpc", "rte")
         ),

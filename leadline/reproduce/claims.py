@@ -31,6 +31,11 @@ class Claim:
         return f"≥ {self.at_least:g}" if self.at_most == math.inf else f"{self.at_least:g} to {self.at_most:g}"
 
 
+def big(text: str, paper: str, number: str, at_least: float = -math.inf, at_most: float = math.inf) -> Claim:
+    """One that a few minutes on a CPU cannot test."""
+    return Claim(text, paper, number, at_least, at_most, BIG)
+
+
 @dataclass(frozen=True)
 class Judged:
     claim: Claim

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from leadline.config import Config
 from leadline.report.page import Chart, Section
-from leadline.reproduce.claims import BIG, Claim, Numbers
+from leadline.reproduce.claims import Claim, Numbers, big
 from leadline.reproduce.depths import iwslt14, of_paper
 from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
 from leadline.reproduce.gradients import gradients, layer_gradients, looked_into
-from leadline.reproduce.reading import band, by_depth, curves, gaps, pairs, slopes
+from leadline.reproduce.reading import band, by_depth, curves, gaps, loss_chart, pairs, slopes
 
 # Set after a look: figure 5's bound on the difference of slopes (at the tiny scale), its step of SGD and its last claim
 # (at the small scale). All other bounds were set before any.
@@ -55,8 +55,7 @@ def _fig3_numbers(runs: Runs) -> Numbers:
 def _fig3_charts(runs: Runs) -> list[Section]:
     by_layer, against_depth = gradients(runs, ("post_ln", "post_ln_init"), max)
     trained = {label: members for label, members in runs.items() if label.startswith("trained: ")}
-    losses = Chart("Validation loss", "update", "nats a token", curves(trained, "valid_nll"))
-    return [replace(by_layer, log_y=True), against_depth, losses]
+    return [replace(by_layer, log_y=True), against_depth, loss_chart(trained)]
 
 
 FIG3 = Figure(
@@ -67,12 +66,11 @@ FIG3 = Figure(
     charts=_fig3_charts,
     claims=(
         Claim("Post-LN-init's last gradient is larger than Post-LN's, times", "larger", "init/post", at_least=1.0),
-        Claim(
+        big(
             "yet it learns: Post-LN ends with a higher loss, by so many nats",
             "Post-LN diverges, Post-LN-init converges",
             "post - init",
             at_least=0.5,
-            scales=BIG,
         ),
     ),
     seeds=3,
@@ -150,36 +148,22 @@ FIG4 = Figure(
             at_least=1.5,
         ),
         Claim("and than that of Post-LN-init, times", "larger", "post/init first", at_least=1.0),
-        Claim(
-            "so is its accumulated update after 30, times",
-            "much larger",
-            "post/deepnorm drift",
-            at_least=1.5,
-            scales=BIG,
-        ),
-        Claim(
-            "Post-LN-init's is smaller than Post-LN's, times",
-            "10.4 and 21.6: 0.48",
-            "init/post drift",
-            at_most=0.8,
-            scales=BIG,
-        ),
-        Claim(
+        big("so is its accumulated update after 30, times", "much larger", "post/deepnorm drift", at_least=1.5),
+        big("Post-LN-init's is smaller than Post-LN's, times", "10.4 and 21.6: 0.48", "init/post drift", at_most=0.8),
+        big(
             "without warm-up two updates move the output further than with it, times",
             "29 at once; with warm-up 21.6 after 29 updates",
             "without/with warm-up",
             at_least=3,
-            scales=BIG,
         ),
-        Claim(
+        big(
             "what enters Post-LN's norms from the FFN at first: ‖x‖ at d 512",
             "23.8",
             "from the ffn",
             at_least=23.3,
             at_most=24.3,
-            scales=BIG,
         ),
-        Claim("and from self-attention", "28.9", "from self-attention", at_least=27.5, at_most=30.3, scales=BIG),
+        big("and from self-attention", "28.9", "from self-attention", at_least=27.5, at_most=30.3),
     ),
     seeds=3,
     base=iwslt14,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.files import write_json
 from leadline.jobs.engine import Pool
-from leadline.jobs.job import LAST, Job, finished
+from leadline.jobs.job import LAST, Job, OnEvent, finished
 from leadline.report.figures import write_curves
 
 SENTENCES = [
@@ -63,7 +62,7 @@ def demo(
     out: Path,
     quick: bool = False,
     progress: Progress = lambda what, done: None,
-    on_event: Callable[[str, Any], None] = lambda name, event: None,
+    on_event: OnEvent = lambda name, event: None,
 ) -> list[Outcome]:
     """Train the four, write results.json, curves.csv and curves.png; `on_event(name, event)` hears of each step."""
     chosen = configs(quick)

@@ -13,9 +13,9 @@ from leadline import recipes
 from leadline.config import Config
 from leadline.placement import find
 from leadline.report.page import Chart, Section, Series, Table
-from leadline.reproduce.claims import BIG, Claim, Numbers
+from leadline.reproduce.claims import Numbers, big
 from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants, translation
-from leadline.reproduce.reading import by_depth, curves, gaps, of
+from leadline.reproduce.reading import bleu, by_depth, gaps, loss_chart, mean, nll, of
 
 START = "fairseq_2020"
 PAPER_DEPTHS = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
@@ -82,26 +82,22 @@ def _fig6(scale: str, base: Config) -> Variants:
     return variants | {f"{OTHER_BASE} {shallow}-{shallow}": Variant(other)}
 
 
-def _bleu(run: FinishedRun) -> float:
-    return 0.0 if run.result["diverged"] else run.last("valid_bleu")
-
-
 def _fig6_numbers(runs: Runs) -> Numbers:
     shallow, middle, deep = ("10-10", "50-50", "100-100")
     others = ("r_fixup", "t_fixup", "rezero", "dlcl", "normformer")
-    reached = [min(values) for name in others if (values := of(runs, f"{name} {middle}", _bleu))]
+    reached = [min(values) for name in others if (values := of(runs, f"{name} {middle}", bleu))]
     return {
-        "deepnorm middle - shallow": gaps(runs, f"deepnorm {middle}", f"deepnorm {shallow}", _bleu),
-        "deepnorm deep - shallow": gaps(runs, f"deepnorm {deep}", f"deepnorm {shallow}", _bleu),
-        "pre_ln middle - shallow": gaps(runs, f"pre_ln {middle}", f"pre_ln {shallow}", _bleu),
-        "pre_ln deep - shallow": gaps(runs, f"pre_ln {deep}", f"pre_ln {shallow}", _bleu),
-        "deepnorm - pre_ln, shallow": gaps(runs, f"deepnorm {shallow}", f"pre_ln {shallow}", _bleu),
-        "deepnorm - pre_ln, middle": gaps(runs, f"deepnorm {middle}", f"pre_ln {middle}", _bleu),
-        "deepnorm - pre_ln, deep": gaps(runs, f"deepnorm {deep}", f"pre_ln {deep}", _bleu),
-        "post_ln, shallow": of(runs, f"post_ln {shallow}", _bleu),
-        "post_ln, middle": of(runs, f"post_ln {middle}", _bleu),
-        "deepnorm - ds_init, middle": gaps(runs, f"deepnorm {middle}", f"ds_init {middle}", _bleu),
-        "deepnorm - admin, middle": gaps(runs, f"deepnorm {middle}", f"admin {middle}", _bleu),
+        "deepnorm middle - shallow": gaps(runs, f"deepnorm {middle}", f"deepnorm {shallow}", bleu),
+        "deepnorm deep - shallow": gaps(runs, f"deepnorm {deep}", f"deepnorm {shallow}", bleu),
+        "pre_ln middle - shallow": gaps(runs, f"pre_ln {middle}", f"pre_ln {shallow}", bleu),
+        "pre_ln deep - shallow": gaps(runs, f"pre_ln {deep}", f"pre_ln {shallow}", bleu),
+        "deepnorm - pre_ln, shallow": gaps(runs, f"deepnorm {shallow}", f"pre_ln {shallow}", bleu),
+        "deepnorm - pre_ln, middle": gaps(runs, f"deepnorm {middle}", f"pre_ln {middle}", bleu),
+        "deepnorm - pre_ln, deep": gaps(runs, f"deepnorm {deep}", f"pre_ln {deep}", bleu),
+        "post_ln, shallow": of(runs, f"post_ln {shallow}", bleu),
+        "post_ln, middle": of(runs, f"post_ln {middle}", bleu),
+        "deepnorm - ds_init, middle": gaps(runs, f"deepnorm {middle}", f"ds_init {middle}", bleu),
+        "deepnorm - admin, middle": gaps(runs, f"deepnorm {middle}", f"admin {middle}", bleu),
         "lowest of the others, middle": [min(reached)] if len(reached) == len(others) else [],
     }
 
@@ -111,10 +107,9 @@ def _cell(members: Sequence[FinishedRun]) -> str:
         return "–"
     if all(run.result["diverged"] for run in members):
         return "diverged"
-    mean = sum(map(_bleu, members)) / len(members)
-    loss = sum(run.last("valid_nll") for run in members) / len(members)
+    score, loss = mean(map(bleu, members)), mean(map(nll, members))
     seeds = f", {len(members)} seeds" if len(members) > 1 else ""
-    return f"{mean:.1f} ({loss:.2f}{seeds})" if mean >= LEARNT else f"not learnt ({loss:.2f}{seeds})"
+    return f"{score:.1f} ({loss:.2f}{seeds})" if score >= LEARNT else f"not learnt ({loss:.2f}{seeds})"
 
 
 def _fig6_charts(runs: Runs) -> list[Section]:
@@ -128,7 +123,7 @@ def _fig6_charts(runs: Runs) -> list[Section]:
             continue
         reported = dict(zip(PAPER_DEPTHS, PAPER.get(name, ()), strict=False))
         rows.append([name, *(_cell(of_depth.get(d, ())) for d in depths), *(reported.get(d, "") for d in told)])
-        means = [sum(map(_bleu, members)) / len(members) for members in of_depth.values()]
+        means = [mean(map(bleu, members)) for members in of_depth.values()]
         lines.append(Series(name, list(of_depth), means))
         if reported and set(of_depth) <= set(reported):
             line = [reported[depth] for depth in of_depth]
@@ -147,38 +142,28 @@ FIG6 = Figure(
     charts=_fig6_charts,
     base=iwslt14,
     claims=(
-        Claim(
-            "DeepNorm gains from 10-10 to 50-50, BLEU",
-            "29.8 to 31.2",
-            "deepnorm middle - shallow",
-            at_least=0,
-            scales=BIG,
-        ),
-        Claim("and from 10-10 to 100-100", "29.8 to 31.7", "deepnorm deep - shallow", at_least=0, scales=BIG),
-        Claim("Pre-LN loses from 10-10 to 50-50", "29.6 to 26.6", "pre_ln middle - shallow", at_most=0, scales=BIG),
-        Claim("and from 10-10 to 100-100", "29.6 to 24.3", "pre_ln deep - shallow", at_most=0, scales=BIG),
-        Claim(
+        big("DeepNorm gains from 10-10 to 50-50, BLEU", "29.8 to 31.2", "deepnorm middle - shallow", at_least=0),
+        big("and from 10-10 to 100-100", "29.8 to 31.7", "deepnorm deep - shallow", at_least=0),
+        big("Pre-LN loses from 10-10 to 50-50", "29.6 to 26.6", "pre_ln middle - shallow", at_most=0),
+        big("and from 10-10 to 100-100", "29.6 to 24.3", "pre_ln deep - shallow", at_most=0),
+        big(
             "at 10-10 DeepNorm and Pre-LN are about equal",
             "29.8 and 29.6",
             "deepnorm - pre_ln, shallow",
             at_least=-1,
             at_most=1,
-            scales=BIG,
         ),
-        Claim("at 50-50 DeepNorm is ahead", "31.2 and 26.6", "deepnorm - pre_ln, middle", at_least=1, scales=BIG),
-        Claim("and at 100-100", "31.7 and 24.3", "deepnorm - pre_ln, deep", at_least=1, scales=BIG),
-        Claim("Post-LN learns little at 10-10", "4", "post_ln, shallow", at_most=10, scales=BIG),
-        Claim("and nothing at 50-50", "0", "post_ln, middle", at_most=LEARNT, scales=BIG),
-        Claim(
-            "DS-Init is behind DeepNorm at 50-50", "13 and 31.2", "deepnorm - ds_init, middle", at_least=1, scales=BIG
-        ),
-        Claim("and so is Admin", "27.8 and 31.2", "deepnorm - admin, middle", at_least=1, scales=BIG),
-        Claim(
+        big("at 50-50 DeepNorm is ahead", "31.2 and 26.6", "deepnorm - pre_ln, middle", at_least=1),
+        big("and at 100-100", "31.7 and 24.3", "deepnorm - pre_ln, deep", at_least=1),
+        big("Post-LN learns little at 10-10", "4", "post_ln, shallow", at_most=10),
+        big("and nothing at 50-50", "0", "post_ln, middle", at_most=LEARNT),
+        big("DS-Init is behind DeepNorm at 50-50", "13 and 31.2", "deepnorm - ds_init, middle", at_least=1),
+        big("and so is Admin", "27.8 and 31.2", "deepnorm - admin, middle", at_least=1),
+        big(
             "R-Fixup, T-Fixup, ReZero, DLCL and NormFormer learn at 50-50: the lowest BLEU of them",
             "26.3",
             "lowest of the others, middle",
             at_least=10,
-            scales=BIG,
         ),
     ),
 )
@@ -235,25 +220,13 @@ FIG7 = Figure(
     paper="Wang et al. 2022, Figure 7",
     variants=_fig7,
     numbers=_fig7_numbers,
-    charts=lambda runs: [Chart("Validation loss", "update", "nats a token", curves(runs, "valid_nll"))],
+    charts=lambda runs: [loss_chart(runs)],
     base=wmt17,
     claims=(
-        Claim(
-            "18-18 layers train in all seven settings: the highest loss",
-            "3.88 to 4.13",
-            "highest",
-            at_most=5,
-            scales=BIG,
-        ),
-        Claim(
-            "the highest rate ends no worse than the lowest",
-            "3.88 and 3.97",
-            "high - low rate",
-            at_most=0.05,
-            scales=BIG,
-        ),
-        Claim("larger batches end no worse", "3.89 and 3.92", "large - usual batch", at_most=0.05, scales=BIG),
-        Claim("the widest model trains as well, or overfits", "4.13 and 3.99", "wide - usual", at_most=0.3, scales=BIG),
+        big("18-18 layers train in all seven settings: the highest loss", "3.88 to 4.13", "highest", at_most=5),
+        big("the highest rate ends no worse than the lowest", "3.88 and 3.97", "high - low rate", at_most=0.05),
+        big("larger batches end no worse", "3.89 and 3.92", "large - usual batch", at_most=0.05),
+        big("the widest model trains as well, or overfits", "4.13 and 3.99", "wide - usual", at_most=0.3),
     ),
 )
 
@@ -285,17 +258,11 @@ THOUSAND = Figure(
     title="DeepNet: a thousand layers on real text",
     paper="Wang et al. 2022, section 5",
     variants=_thousand,
-    numbers=lambda runs: {name: list(map(_bleu, _only_depth(runs, name))) for name in ("deepnorm", "post_ln")},
-    charts=lambda runs: [Chart("Validation loss", "update", "nats a token", curves(runs, "valid_nll"))],
+    numbers=lambda runs: {name: list(map(bleu, _only_depth(runs, name))) for name in ("deepnorm", "post_ln")},
+    charts=lambda runs: [loss_chart(runs)],
     base=thousand,
     claims=(
-        Claim(
-            "1,000 layers of DeepNorm learn to translate, BLEU",
-            "32.1 on OPUS-100",
-            "deepnorm",
-            at_least=LEARNT,
-            scales=BIG,
-        ),
-        Claim("as many of Post-LN do not", "diverges from 18-18 on", "post_ln", at_most=LEARNT, scales=BIG),
+        big("1,000 layers of DeepNorm learn to translate, BLEU", "32.1 on OPUS-100", "deepnorm", at_least=LEARNT),
+        big("as many of Post-LN do not", "diverges from 18-18 on", "post_ln", at_most=LEARNT),
     ),
 )

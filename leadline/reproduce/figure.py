@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from leadline import recipes
 from leadline.config import Config
 from leadline.errors import UserError, nearest
+from leadline.files import Facts
 from leadline.history import History
 from leadline.report.page import Section
 from leadline.reproduce.claims import Claim, Numbers
@@ -38,7 +38,7 @@ Variants = dict[str, Variant]  # by label
 class FinishedRun:
     label: str
     seed: int
-    result: dict[str, Any]
+    result: Facts
     history: History
 
     def first(self, key: str) -> float:

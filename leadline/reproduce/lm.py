@@ -11,9 +11,9 @@ from leadline import recipes
 from leadline.config import Config
 from leadline.report.page import Chart, Section
 from leadline.reproduce import sensitivity
-from leadline.reproduce.claims import BIG, Claim, Numbers
+from leadline.reproduce.claims import Claim, Numbers, big
 from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
-from leadline.reproduce.reading import curves, gaps, shares
+from leadline.reproduce.reading import curves, gaps, loss_chart, shares
 
 PRE, PRE_WARM = "pre_ln, no warm-up", "pre_ln, warm-up"
 LEARNT = 0.5  # nats below the first evaluation
@@ -73,7 +73,7 @@ def _numbers(runs: Runs) -> Numbers:
 
 def _charts(runs: Runs) -> list[Section]:
     return [
-        Chart("Validation loss", "update", "nats a token", curves(runs, "valid_nll")),
+        loss_chart(runs),
         Chart("Bits per byte", "update", "bits a byte", curves(runs, "valid_bits_per_byte")),
     ]
 
@@ -97,12 +97,11 @@ WARMUP = Figure(
             "pre bare - post warm",
             at_most=0.1,
         ),
-        Claim(
+        big(
             "it reaches Post-LN's final loss in less of the updates",
             "BERT: 500k updates against 700k: 0.71",
             "share",
             at_most=0.8,
-            scales=BIG,
         ),
         Claim(
             "Pre-LN without warm-up ends about where it ends with it",
@@ -110,12 +109,11 @@ WARMUP = Figure(
             "pre bare - pre warm",
             at_most=0.1,
         ),
-        Claim(
+        big(
             "DeepNorm with warm-up ends no worse than Post-LN with it",
             "translation: better, and stable at any depth",
             "deepnorm - post warm",
             at_most=0.1,
-            scales=BIG,
         ),
     ),
     base=base,

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from leadline import history
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError
-from leadline.files import to_json, write_json, write_text
+from leadline.files import Facts, to_json, write_json, write_text
 from leadline.history import History
 from leadline.jobs.engine import Execute, execute
 from leadline.jobs.job import Job, OnEvent, finished, tell_stale
@@ -27,7 +26,7 @@ from leadline.reproduce.figure import ALL, Chosen, Figure, FinishedRun, Variants
 from leadline.reproduce.showing import facts_of_claim, sections, write_page
 
 Planned = dict[tuple[str, int], Job]  # by label and seed
-Kept = tuple[dict[str, Any], History]  # the result of a run, and what figures read of its measurements
+Kept = tuple[Facts, History]  # the result of a run, and what figures read of its measurements
 # What figures read of a run's rows.
 READ = ("valid_", "watch/drift", "watch/change", "watch/norm_input/", "watch/second_matrix/")
 
@@ -146,7 +145,7 @@ def reproduce(
     return judged
 
 
-def _facts(run: FinishedRun, key: str) -> dict[str, Any]:
+def _facts(run: FinishedRun, key: str) -> Facts:
     """What tells the result of a run from others, and which code made it."""
     kept = ("placement", "init", "layers", "updates", "seconds", "diverged", "valid_nll", "valid_bleu", "code")
     return {"label": run.label, "seed": run.seed, "key": key} | {k: run.result[k] for k in kept if k in run.result}

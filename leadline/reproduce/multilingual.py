@@ -9,16 +9,17 @@ and for which directions; not the paper's BLEU.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from leadline import recipes
 from leadline.config import Config
 from leadline.report.page import Chart, Section, Series, Table
-from leadline.reproduce.claims import BIG, Claim, Numbers
+from leadline.reproduce.claims import Numbers, big
 from leadline.reproduce.figure import Figure, FinishedRun, Runs, Variant, Variants
-from leadline.reproduce.reading import band, by_depth, curves, gaps, of
+from leadline.reproduce.reading import band, bleu, by_depth, gaps, loss_chart, mean, of
 
 DEPTHS = {"tiny": (1, 2, 4), "small": (6, 12, 24, 50), "paper": (6, 12, 24, 50, 100)}  # of each stack
 BASELINE = {"tiny": (1, 4), "small": (6, 24), "paper": (6, 12, 24)}  # the paper's are of 12, 24 and 48 layers
@@ -57,14 +58,9 @@ def _variants(scale: str, base: Config) -> Variants:
     }
 
 
-def bleu(key: str = "valid_bleu") -> Callable[[FinishedRun], float]:
-    """The mean over directions, all or of a kind; what diverged translates nothing."""
-    return lambda run: 0.0 if run.result["diverged"] else run.last(key)
-
-
 def _bends(runs: Runs, depths: tuple[int, int, int]) -> list[float]:
     """BLEU a decade of depth from the second to the third, less that from the first to the second, seed by seed."""
-    by_seed = [{run.seed: bleu()(run) for run in runs.get(f"deepnorm {depth}-{depth}", ())} for depth in depths]
+    by_seed = [{run.seed: bleu(run) for run in runs.get(f"deepnorm {depth}-{depth}", ())} for depth in depths]
     below, above = (math.log10(deep / shallow) for shallow, deep in itertools.pairwise(depths))
     first, second, third = by_seed
     seeds = first.keys() & second.keys() & third.keys()
@@ -73,22 +69,22 @@ def _bends(runs: Runs, depths: tuple[int, int, int]) -> list[float]:
 
 def _numbers(runs: Runs) -> Numbers:
     shallow, middle, deep = "deepnorm 6-6", "deepnorm 24-24", "deepnorm 50-50"
-    gains = {kind: gaps(runs, deep, shallow, bleu(key)) for key, kind in KINDS.items()}
+    gains = {kind: gaps(runs, deep, shallow, functools.partial(bleu, key=key)) for key, kind in KINDS.items()}
     return {
         "gain": gains["all"],
-        "gain to 48": gaps(runs, middle, shallow, bleu()),
+        "gain to 48": gaps(runs, middle, shallow, bleu),
         "gain, X→en": gains["X→en"],
         "gain, en→X": gains["en→X"],
         "en→X - X→en": [a - b for a, b in zip(gains["en→X"], gains["X→en"], strict=True)],
         "bend": _bends(runs, (6, 12, 50)),
-        "deepnorm - pre_ln, 12": gaps(runs, shallow, "pre_ln 6-6", bleu()),
-        "deepnorm - pre_ln, 48": gaps(runs, middle, "pre_ln 24-24", bleu()),
+        "deepnorm - pre_ln, 12": gaps(runs, shallow, "pre_ln 6-6", bleu),
+        "deepnorm - pre_ln, 48": gaps(runs, middle, "pre_ln 24-24", bleu),
         "off-target": of(runs, deep, lambda run: 100 * run.last("valid_off_target")),
     }
 
 
 def _line(name: str, depths: dict[int, Sequence[FinishedRun]], key: str) -> Series:
-    return band(name, [2 * depth for depth in depths], [list(map(bleu(key), runs)) for runs in depths.values()])
+    return band(name, [2 * depth for depth in depths], [[bleu(run, key) for run in runs] for runs in depths.values()])
 
 
 def _charts(runs: Runs) -> list[Section]:
@@ -98,9 +94,8 @@ def _charts(runs: Runs) -> list[Section]:
             continue
         lines.append(_line(placement, depths, "valid_bleu"))
         for depth, members in depths.items():
-            means = [sum(map(bleu(key), members)) / len(members) for key in KINDS]
-            loss = sum(run.last("valid_nll") for run in members) / len(members)
-            off = sum(run.last("valid_off_target") for run in members) / len(members)
+            means = [mean(bleu(run, key) for run in members) for key in KINDS]
+            loss, off = (mean(run.last(f"valid_{key}") for run in members) for key in ("nll", "off_target"))
             rows.append([placement, 2 * depth, *(f"{m:.1f}" for m in means), f"{loss:.3f}", f"{off:.1%}", len(members)])
     if depths := by_depth(runs, "deepnorm"):
         kinds = [_line(name, depths, key) for key, name in KINDS.items() if name != "all"]
@@ -112,7 +107,7 @@ def _charts(runs: Runs) -> list[Section]:
         Table("Validation BLEU by depth, means over directions", columns, rows),
         Chart("BLEU against depth", "layers of both stacks", "BLEU", [*lines, paper], log_x=True),
         Chart("BLEU of DeepNorm by kind of direction", "layers of both stacks", "BLEU", kinds, log_x=True),
-        Chart("Validation loss", "update", "nats a token", curves(runs, "valid_nll")),
+        loss_chart(runs),
     ]
 
 
@@ -124,52 +119,28 @@ FIGURE = Figure(
     charts=_charts,
     base=base,
     claims=(
-        Claim("DeepNorm gains from 12 to 100 layers, BLEU", "25.25 to 30.1", "gain", at_least=0, scales=BIG),
-        Claim("and from 12 to 48", "on its line about 3.2", "gain to 48", at_least=0, scales=BIG),
-        Claim(
-            "into English there is a gain",
-            "27.5 (12 layers, baseline) to 33.2 (200)",
-            "gain, X→en",
-            at_least=0,
-            scales=BIG,
-        ),
-        Claim(
-            "out of English there is a gain",
-            "21.4 (12 layers, baseline) to 29.0 (200)",
-            "gain, en→X",
-            at_least=0,
-            scales=BIG,
-        ),
-        Claim("and that is the larger one", "7.6 and 5.7", "en→X - X→en", at_least=0, scales=BIG),
-        Claim(
+        big("DeepNorm gains from 12 to 100 layers, BLEU", "25.25 to 30.1", "gain", at_least=0),
+        big("and from 12 to 48", "on its line about 3.2", "gain to 48", at_least=0),
+        big("into English there is a gain", "27.5 (12 layers, baseline) to 33.2 (200)", "gain, X→en", at_least=0),
+        big("out of English there is a gain", "21.4 (12 layers, baseline) to 29.0 (200)", "gain, en→X", at_least=0),
+        big("and that is the larger one", "7.6 and 5.7", "en→X - X→en", at_least=0),
+        big(
             "BLEU is straight in log depth: BLEU a decade from 24 to 100 layers less that from 12 to 24",
             "a log law; its own points: 5.3 a decade below 100 layers, 2.0 above",
             "bend",
             at_least=-1.5,
             at_most=1.5,
-            scales=BIG,
         ),
-        Claim(
+        big(
             "at 12 layers DeepNorm and Pre-LN are about equal",
             "25.25 and 24.5",
             "deepnorm - pre_ln, 12",
             at_least=-1,
             at_most=1.5,
-            scales=BIG,
         ),
-        Claim(
-            "at 48 layers DeepNorm is ahead",
-            "on its line about 28.4, and 27.7",
-            "deepnorm - pre_ln, 48",
-            at_least=0,
-            scales=BIG,
-        ),
-        Claim(
-            "the deepest writes the language asked for: outputs in another, %",
-            "not reported",
-            "off-target",
-            at_most=5,
-            scales=BIG,
+        big("at 48 layers DeepNorm is ahead", "on its line about 28.4, and 27.7", "deepnorm - pre_ln, 48", at_least=0),
+        big(
+            "the deepest writes the language asked for: outputs in another, %", "not reported", "off-target", at_most=5
         ),
     ),
 )

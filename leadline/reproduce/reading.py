@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from leadline.report.page import Series
+from leadline.report.page import Chart, Series
 from leadline.reproduce.figure import FinishedRun, Runs
 
 
@@ -19,11 +19,14 @@ def curves(runs: Runs, key: str, by: str = "update") -> list[Series]:
                 points.setdefault(x, []).append(y)
         if points:
             xs = sorted(points)
-            mean = [sum(points[x]) / len(points[x]) for x in xs]
-            band = len(members) > 1
-            low, high = ([pick(points[x]) for x in xs] if band else None for pick in (min, max))
-            lines.append(Series(label, xs, mean, low, high))
+            several = len(members) > 1
+            low, high = ([pick(points[x]) for x in xs] if several else None for pick in (min, max))
+            lines.append(Series(label, xs, [mean(points[x]) for x in xs], low, high))
     return lines
+
+
+def loss_chart(runs: Runs, unit: str = "a token") -> Chart:
+    return Chart("Validation loss", "update", f"nats {unit}", curves(runs, "valid_nll"))
 
 
 def of(runs: Runs, label: str, read: Callable[[FinishedRun], float]) -> list[float]:
@@ -33,6 +36,16 @@ def of(runs: Runs, label: str, read: Callable[[FinishedRun], float]) -> list[flo
 
 def nll(run: FinishedRun) -> float:
     return run.last("valid_nll")
+
+
+def bleu(run: FinishedRun, key: str = "valid_bleu") -> float:
+    """What diverged translates nothing."""
+    return 0.0 if run.result["diverged"] else run.last(key)
+
+
+def mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
 
 
 def pairs(left: Sequence[FinishedRun], right: Sequence[FinishedRun]) -> list[tuple[FinishedRun, FinishedRun]]:
@@ -84,4 +97,4 @@ def band(name: str, xs: Sequence[float], values: Sequence[Sequence[float]]) -> S
     """The means of several values at each x, in a band from the lowest to the highest."""
     several = len(values[0]) > 1
     low, high = ([pick(each) for each in values] if several else None for pick in (min, max))
-    return Series(name, list(xs), [sum(each) / len(each) for each in values], low, high)
+    return Series(name, list(xs), [mean(each) for each in values], low, high)

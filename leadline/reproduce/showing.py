@@ -6,9 +6,8 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from leadline.files import read_json
+from leadline.files import Facts, read_json
 from leadline.report import page
 from leadline.report.page import Chart, Section, Table, Words
 from leadline.reproduce.claims import Judged, Verdict
@@ -51,7 +50,7 @@ def sections(
     ]
 
 
-def facts_of_claim(judged: Judged) -> dict[str, Any]:
+def facts_of_claim(judged: Judged) -> Facts:
     """For people, and for reading it again: by the name of its number, which no rewording changes."""
     claim = judged.claim
     return {
@@ -86,7 +85,7 @@ def overview(out: Path, names: Iterable[str]) -> Path:
     return out / "index.html"
 
 
-def _claims(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+def _claims(title: str, rows: Sequence[Facts]) -> Table:
     columns = {"claim": "claim", "measured": "measured", "wanted": "wanted", "paper": "the paper"}
     shown = [[MARKS[row["verdict"]], *(row[key] for key in columns)] for row in rows]
     return Table(title, ["", *columns.values()], shown)

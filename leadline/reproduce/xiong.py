@@ -5,7 +5,7 @@ from __future__ import annotations
 from leadline import recipes
 from leadline.config import Config
 from leadline.report.page import Chart, Section
-from leadline.reproduce.claims import BIG, Claim, Numbers
+from leadline.reproduce.claims import Claim, Numbers, big
 from leadline.reproduce.figure import Figure, Runs, Variant, Variants, translation
 from leadline.reproduce.reading import curves, gaps, nll, of, shares
 
@@ -79,19 +79,12 @@ FIG2 = Figure(
             "none - long, higher",
             at_least=0.5,
         ),
-        Claim(
-            "so does Adam at the lower rate",
-            "BLEU 8.45 without, about 34 with",
-            "none - long, lower",
-            at_least=0.5,
-            scales=BIG,
-        ),
-        Claim(
+        big("so does Adam at the lower rate", "BLEU 8.45 without, about 34 with", "none - long, lower", at_least=0.5),
+        big(
             "with the short warm-up the higher rate ends worse than the lower",
             "BLEU 2.77 at 1e-3, 31.16 at 5e-4",
             "short: higher - lower",
             at_least=0.2,
-            scales=BIG,
         ),
         Claim(
             "SGD without warm-up ends worse than Adam with it",
@@ -143,12 +136,11 @@ FIG4 = Figure(
     numbers=_fig4_numbers,
     charts=losses_and_bleu,
     claims=(
-        Claim(
+        big(
             "Post-LN with warm-up ends near Pre-LN without it: nats above it",
             "both about 34 BLEU",
             "post - pre",
             at_most=0.15,
-            scales=BIG,
         ),
         Claim(
             "without warm-up, at the same rate held for as long, Post-LN fails: nats above that with warm-up",
@@ -163,23 +155,14 @@ FIG4 = Figure(
             "share",
             at_most=0.8,
         ),
-        Claim(
+        big(
             "RAdam trains Post-LN without warm-up about as well as Adam with it",
             "trains",
             "radam post - adam post",
             at_most=0.3,
-            scales=BIG,
         ),
-        Claim(
-            "so does RAdam with its usual β2 of 0.999",
-            "trains",
-            "radam 0.999 post - adam post",
-            at_most=0.3,
-            scales=BIG,
-        ),
-        Claim(
-            "RAdam changes little for Pre-LN", "little", "radam pre - adam pre", at_least=-0.3, at_most=0.3, scales=BIG
-        ),
+        big("so does RAdam with its usual β2 of 0.999", "trains", "radam 0.999 post - adam post", at_most=0.3),
+        big("RAdam changes little for Pre-LN", "little", "radam pre - adam pre", at_least=-0.3, at_most=0.3),
     ),
 )
 

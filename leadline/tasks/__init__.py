@@ -11,7 +11,8 @@ from leadline.tasks.classification import Classification
 from leadline.tasks.masked_lm import MaskedLM
 from leadline.tasks.translation import Translation
 
-TASKS: dict[str, type[Task[Any, Any]]] = {
+AnyTask = Task[Any, Any]
+TASKS: dict[str, type[AnyTask]] = {
     "translation": Translation,
     "causal_lm": CausalLM,
     "masked_lm": MaskedLM,
@@ -19,10 +20,10 @@ TASKS: dict[str, type[Task[Any, Any]]] = {
 }
 
 
-def find(name: str) -> type[Task[Any, Any]]:
+def find(name: str) -> type[AnyTask]:
     if name not in TASKS:
         raise UserError(f"there is no task {name!r}: {nearest(name, TASKS)}")
     return TASKS[name]
 
 
-__all__ = ["TASKS", "CausalLM", "Classification", "MaskedLM", "Task", "Translation", "find"]
+__all__ = ["TASKS", "AnyTask", "CausalLM", "Classification", "MaskedLM", "Task", "Translation", "find"]

@@ -24,6 +24,7 @@ from leadline.data.batching import Shape
 from leadline.data.store import Store
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
+from leadline.files import Facts
 from leadline.kernels.pack import Pack
 from leadline.model import Transformer
 from leadline.model.layers import Embed
@@ -138,7 +139,7 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
         on_done: Callable[[int], None] = lambda done: None,
         directions: Sequence[str] = (),
         world: World = ALONE,
-    ) -> dict[str, Any]:
+    ) -> Facts:
         """What the model writes for the first `sentences` (-1: all) of a split against what people wrote.
 
         `directions`: of many languages, which; the task's choice otherwise.
@@ -223,7 +224,7 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
         for key, module in model.named_modules():
             if isinstance(module, Embed) and (places := f"{key}.positions.weight") in weights:
                 weights[places] = weights[places][: self.config.model.max_length]
-        known: list[tuple[Any, bool]] = [(model.head, before.model.head == model.config.head)]
+        known: list[tuple[nn.Module | None, bool]] = [(model.head, before.model.head == model.config.head)]
         if model.classifier is not None:
             known += [(model.classifier.dense, before.model.classes > 0 or before.model.pooler)]
             known += [(model.classifier.out, before.model.classes > 0 and before.task == self.config.task)]

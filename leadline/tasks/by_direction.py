@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from leadline.data.identifier import Identifier, has_letter
 from leadline.data.pairs import Pair
 from leadline.data.store import Store
 from leadline.data.tokenizer import Tokenizer
+from leadline.files import Facts
 from leadline.model import Transformer
 from leadline.tasks import metrics
 from leadline.tasks.translator import Translator
@@ -33,7 +33,7 @@ def translated_scores(
     pairs: Sequence[Pair],
     on_done: Done,
     world: World = ALONE,
-) -> dict[str, Any]:
+) -> Facts:
     """Of one direction, the config's."""
     translator = Translator(model, tokenizer, config, world)
     outputs = translator.translate_tokenized([left for left, _ in pairs], on_done)
@@ -56,7 +56,7 @@ class ByDirection:
         on_done: Done,
         wanted: Sequence[str],
         world: World = ALONE,
-    ) -> dict[str, Any]:
+    ) -> Facts:
         """Means over directions, and `by_direction` one by one; of `sentences` as many a direction as that gives.
 
         `wanted`: as data.directions; of sentences that are in all languages only trained directions otherwise.
@@ -68,7 +68,7 @@ class ByDirection:
         languages = [ends(name)[1] for name in names for _ in pairs[name]]
         translator = Translator(model, self.store.tokenizer, self.config, world)
         outputs = translator.translate_tokenized(texts, on_done, languages)
-        rows, begin, of_origin = [], 0, dict[str, list[dict[str, Any]]]()
+        rows, begin, of_origin = [], 0, dict[str, list[Facts]]()
         for name in names:
             written, expected = outputs[begin : begin + len(pairs[name])], [right for _, right in pairs[name]]
             rows.append(self._row(name, written, expected))
@@ -95,7 +95,7 @@ class ByDirection:
             return sorted({*some})
         return [d for d in there if d in self.trained or split in self.store.manifest["splits"]]
 
-    def _row(self, name: str, written: list[str], expected: list[str]) -> dict[str, Any]:
+    def _row(self, name: str, written: list[str], expected: list[str]) -> Facts:
         language = ends(name)[1]
         scores = metrics.corpus_scores(written, expected, self.store.tokenizer, language)
         wrong, floor = (self.identifier.wrong(lines, language) for lines in (written, expected))
@@ -109,7 +109,7 @@ class ByDirection:
         source, target = ends(direction)
         return "to_en" if target == CENTRE else "from_en" if source == CENTRE else "others"
 
-    def _means(self, rows: list[dict[str, Any]]) -> dict[str, float]:
+    def _means(self, rows: list[Facts]) -> dict[str, float]:
         means = {name: float(np.mean([row[name] for row in rows])) for name in NUMBERS}
         for kind in ("to_en", "from_en", "others", "zero_shot"):
             some = [row for row in rows if row["kind"] == kind]
@@ -156,7 +156,7 @@ class ByDirection:
         return list(filter(has_letter, lines))
 
 
-def _signatures(rows: list[dict[str, Any]]) -> dict[str, str]:
+def _signatures(rows: list[Facts]) -> dict[str, str]:
     """Of BLEU and chrF: for which directions, and what is unusual about it."""
     told: dict[str, list[str]] = {}
     for row in rows:

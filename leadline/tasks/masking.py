@@ -8,9 +8,9 @@ in, another one every epoch, and nothing about it need be stored for a training 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from leadline.data.parallel import spans
 from leadline.data.tokenizer import BERT_SPECIAL, Tokenizer
@@ -20,12 +20,12 @@ AS_MASK, AS_OTHER = 0.8, 0.1  # the rest stays as it is
 EARLY = 1.4  # times the share: so many words are nearly always enough to choose from
 
 
-def uniform(*parts: Any, after: np.ndarray | None = None) -> np.ndarray:
+def uniform(*parts: ArrayLike, after: np.ndarray | None = None) -> np.ndarray:
     """A number in [0, 1) for each combination of whole numbers, which are broadcast; `after`: a hash of the first."""
     return (hashed(*parts, after=after) >> np.uint64(11)) * 2.0**-53
 
 
-def hashed(*parts: Any, after: np.ndarray | None = None) -> np.ndarray:
+def hashed(*parts: ArrayLike, after: np.ndarray | None = None) -> np.ndarray:
     """splitmix64 of whole numbers, one after another."""
     mixed = np.zeros(1, dtype=np.uint64) if after is None else after
     for part in parts:

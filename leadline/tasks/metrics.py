@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
 
 from leadline.data.tokenizer import Tokenizer, clean
+from leadline.files import Facts
 from leadline.scores import bleu_and_chrf
 
 
-def corpus_scores(
-    outputs: Sequence[str], references: Sequence[str], tokenizer: Tokenizer, language: str
-) -> dict[str, Any]:
+def corpus_scores(outputs: Sequence[str], references: Sequence[str], tokenizer: Tokenizer, language: str) -> Facts:
     """Scores of a model's outputs (as it wrote them, before detokenisation) against the sentences of the data.
 
     The language that they are in chooses how BLEU tells words apart (leadline.scores).

@@ -26,6 +26,7 @@ from leadline.data.sampling import drawn
 from leadline.data.store import Store
 from leadline.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from leadline.errors import UserError
+from leadline.files import Facts
 from leadline.kernels.pack import Pack, group_sizes, pack_flat
 from leadline.model import Transformer
 from leadline.tasks import base
@@ -185,7 +186,7 @@ class Translation(Task[Fitting, Batch]):
         on_done: Callable[[int], None] = lambda done: None,
         directions: Sequence[str] = (),
         world: World = ALONE,
-    ) -> dict[str, Any]:
+    ) -> Facts:
         """BLEU and chrF, with their signatures; of many languages by direction."""
         self.scored(split, directions)
         if self._sizes(split):

@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from leadline.errors import UserError
-from leadline.files import read_json, sha256, sha256_of, to_json
+from leadline.files import Facts, read_json, sha256, sha256_of, to_json
 
 NAME = re.compile("[0-9]{8,}")
 
@@ -48,7 +47,7 @@ class State:
     metrics: str = ""  # that of metrics.jsonl up to here; "": not known
 
 
-def hash_of(state: dict[str, Any]) -> str:
+def hash_of(state: Facts) -> str:
     """Of what the file says, which in an earlier version's has fewer fields."""
     return sha256_of(to_json(state))
 
@@ -116,7 +115,7 @@ def newest_config(run: Path) -> str:
 
 
 def read_latest(
-    run: Path, warn: Any = lambda message: None
+    run: Path, warn: Callable[[str], None] = lambda message: None
 ) -> tuple[State, dict[str, Tensor], dict[str, Tensor]] | None:
     """The newest checkpoint that is whole; falls back to the one before, and says so."""
     known = names(run)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-Kind = Literal["start", "update", "evaluation", "message"]
+if TYPE_CHECKING:
+    from torch import nn
+
+EventKind = Literal["start", "update", "evaluation", "message"]
 
 
 @dataclass(frozen=True)
 class Event:
-    kind: Kind
+    kind: EventKind
     update: int
     total: int  # updates the training is expected to take
     row: dict[str, float]
@@ -26,7 +29,7 @@ class Watcher(Protocol):
     """An on_step function that reads the model around the updates it is due for."""
 
     def due(self, update: int) -> bool: ...
-    def begin(self, model: Any) -> None:
+    def begin(self, model: nn.Module) -> None:
         """Before the update's forward pass on plain tensors."""
         ...
 

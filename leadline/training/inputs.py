@@ -12,7 +12,7 @@ from torch import Tensor
 ALIGN = 16  # bytes
 
 
-def tensors(tree: Any) -> list[Tensor]:
+def tensors(tree: object) -> list[Tensor]:
     """All tensors of a dataclass of dataclasses, in the order of their fields."""
     if isinstance(tree, Tensor):
         return [tree]
@@ -31,7 +31,7 @@ def with_tensors(tree: Any, replacements: Iterator[Tensor]) -> Any:
     return dataclasses.replace(tree, **fields)  # type: ignore[type-var]
 
 
-def to_bytes(tree: Any, pinned: bool) -> Tensor:
+def to_bytes(tree: object, pinned: bool) -> Tensor:
     """The tensors end to end. Pinned memory is reused by torch when the copy that reads it is done."""
     leaves = tensors(tree)
     buffer = torch.empty(sum(map(_size, leaves)), dtype=torch.uint8, pin_memory=pinned)

@@ -7,19 +7,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
-from leadline.data.tokenizer import Tokenizer
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import sha256
 from leadline.flight import Flight
 from leadline.metrics import Metrics, Unwritten
 from leadline.model import init
+from leadline.tasks.base import Batch
 from leadline.training import checkpoint, choosing, saving
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
@@ -28,7 +27,9 @@ from leadline.training.events import OnStep, Watcher
 from leadline.training.prefetch import prefetched
 from leadline.training.recorder import MOST, Recorder, Spike
 from leadline.training.setup import Setup, set_up
+from leadline.training.signals import watching_signals
 from leadline.training.since import Since
+from leadline.training.start import begun, restored
 from leadline.training.step import Result, Whole
 from leadline.training.waiting import Waiting
 from leadline.world import Lost, World, join
@@ -67,7 +68,7 @@ def resume(
 def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Progress | None, note: str = "") -> Path:
     world = join()
     alone_in_it = runs.locked(folder) if world.leads else contextlib.nullcontext()
-    with alone_in_it, runs.watching_signals() as signals:
+    with alone_in_it, watching_signals() as signals:
         store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
         # Data that came prepared is what its own folder says, whatever the recipe says of it.
         # Where text and vocabulary lie is the run's affair.
@@ -83,7 +84,7 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
         chosen |= {"init": init.base_of(config.model)}
         if setup.not_captured:
             chosen["not_captured"] = setup.not_captured
-        state = _restore(setup)
+        state = restored(setup)
         if 0 < config.train.updates < state.update:
             raise UserError(f"train.updates={config.train.updates}: {folder} has made {state.update} updates already")
         if len({*world.gather(state.update)}) > 1:
@@ -109,7 +110,7 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
 def _back(setup: Setup, before: State, spike: Spike) -> State:
     """The last checkpoint, from which training goes on without the batches of a spike."""
     setup.world.gather(0)  # the process that writes checkpoints has written them
-    state = _restore(setup)
+    state = restored(setup)
     state.config, state.spikes = before.config, before.spikes + 1
     state.left_out = [*before.left_out, [spike.epoch, spike.batch]]
     lr = f" at {setup.config.train.spike_lr**state.spikes:g} of the rate" if setup.config.train.spike_lr < 1 else ""
@@ -122,39 +123,6 @@ def _back(setup: Setup, before: State, spike: Spike) -> State:
 
 def _said(spike: Spike) -> str:
     return f"update {spike.update} is a spike (loss {spike.loss:.4g}, gradient norm {spike.grad_norm:.4g})"
-
-
-def _restore(setup: Setup) -> State:
-    """The last whole checkpoint, or another run's weights, or the beginning."""
-    latest = checkpoint.read_latest(setup.folder, lambda message: setup.tell("message", 0, message=message))
-    if not latest:
-        return begun(setup)
-    state, weights, moments = latest
-    checkpoint.restore_model(setup.model, weights, str(setup.folder))
-    setup.step.restore(moments)
-    setup.step.restored()
-    return state
-
-
-def begun(setup: Setup) -> State:
-    """The beginning."""
-    if setup.config.train.start:
-        _start_from(setup, Path(setup.config.train.start), setup.config.train.start_checkpoint)
-    return State()
-
-
-def _start_from(setup: Setup, run: Path, which: str) -> None:
-    """The weights of a run, but for what is new in this one."""
-    name, weights = checkpoint.choose(run, which)
-    before = runs.load_config(run, allow_code=True)  # it is only read: this run's own placement is the one imported
-    theirs = Tokenizer.load(run / "tokenizer.json", before.data).bpe.get_vocab()
-    if theirs != setup.task.store.tokenizer.bpe.get_vocab():
-        raise UserError(
-            f"train.start={run} has another vocabulary than this data: set data.vocabulary={run / 'tokenizer.json'}"
-        )
-    new = setup.task.start_from(setup.model, before, weights)
-    checkpoint.restore_part(setup.model, weights, f"checkpoint {name} of {run}", new)
-    setup.step.restored()
 
 
 def _train(setup: Setup, state: State, signals: list[int], reasons: dict[str, str]) -> Spike | None:
@@ -211,7 +179,7 @@ def _updates(
     setup.model.train()
     waiting = Waiting(setup.device)
     since = Since(waiting, torch.tensor(state.losses, device=setup.device).unbind())
-    watchers = _watchers(setup)
+    watchers = setup.watchers()
     for epoch, begin, used, ends_epoch, rows, batches in prefetched(batches_of(setup, state)):
         lr = rate_of(setup, state, state.update + 1)
         recorder.begin(epoch, begin, rows, lr)
@@ -299,18 +267,7 @@ def rate_of(setup: Setup, state: State, update: int) -> float:
     return setup.rate(update) * train.spike_lr**rolled_back
 
 
-def _watchers(setup: Setup) -> list[Watcher]:
-    functions: Sequence[Any] = setup.on_step
-    for function in functions:
-        if hasattr(function, "due") and not isinstance(function, Watcher):
-            raise UserError(
-                f"{type(function).__name__} has 'due' but not all of begin, seen, gradients and end: see "
-                "leadline.training.events.Watcher"
-            )
-    return [function for function in functions if isinstance(function, Watcher)]
-
-
-def _of_all(world: World, batches: Sequence[Any], signals: list[int]) -> tuple[Whole, int]:
+def _of_all(world: World, batches: Sequence[Batch], signals: list[int]) -> tuple[Whole, int]:
     """The update that all processes do together, and a signal that one of them has got."""
     own = Whole.of(batches)
     if not world.grouped:
@@ -320,7 +277,7 @@ def _of_all(world: World, batches: Sequence[Any], signals: list[int]) -> tuple[W
     return Whole(*map(sum, sums)), max(numbers)
 
 
-def batches_of(setup: Setup, state: State) -> Iterator[tuple[int, int, int, bool, list[np.ndarray], list[Any]]]:
+def batches_of(setup: Setup, state: State) -> Iterator[tuple[int, int, int, bool, list[np.ndarray], list[Batch]]]:
     """Updates without end: epoch, the first of its batches, used of it then, whether it ends here, the rows of all
     batches, this process's batches."""
     task, world, many = setup.task, setup.world, setup.config.train.micro_batches

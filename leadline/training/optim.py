@@ -106,7 +106,7 @@ def optimizer_of(config: OptimConfig, decayed: list[nn.Parameter], others: list[
 
 
 @functools.cache
-def _light(kind: type[torch.optim.Optimizer]) -> Any:
+def _light(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
     """The same optimizer; torch wraps its methods in what loads its compiler, a third of the time that training takes
     to start."""
     inner = {name: inspect.unwrap(getattr(kind, name)) for name in ("step", "zero_grad", "add_param_group")}

@@ -5,15 +5,18 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+AHEAD = 4  # items that wait
 
 
-def prefetched(items: Iterable[Any], ahead: int = 4) -> Iterator[Any]:
+def prefetched(items: Iterable[T]) -> Iterator[T]:
     """The same items, made in a thread while the previous ones are used."""
-    ready: queue.Queue[Any] = queue.Queue(ahead)
+    ready: queue.Queue[Any] = queue.Queue(AHEAD)
     stop = threading.Event()
 
-    def put(item: Any) -> bool:
+    def put(item: object) -> bool:
         while not stop.is_set():
             try:
                 ready.put(item, timeout=0.1)

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import signal
-import threading
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import leadline
 from leadline import config as configuration
@@ -32,13 +29,12 @@ from leadline.data.sources import parse
 from leadline.data.store import Store
 from leadline.data.tokenizer import TARGET
 from leadline.errors import UserError, not_a_run
-from leadline.files import checksum, reason, sha256, sha256_of, write_json, write_text
+from leadline.files import Facts, checksum, reason, sha256, sha256_of, write_json, write_text
 from leadline.options import flat
 from leadline.provenance import NUMERICS, facts_of, stamp
 from leadline.training import checkpoint
 from leadline.world import join
 
-TOGETHER = 1.0  # seconds within which signals count as one
 LAID_OUT = ("job.toml", "job.json", "log.txt")  # what leadline.jobs puts into a folder before its run begins
 
 
@@ -113,13 +109,13 @@ def read_config(folder: Path) -> tuple[Config, str]:
     return config, ""
 
 
-def changes(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+def changes(before: Config, after: Config) -> dict[str, tuple[object, object]]:
     """The keys that differ, with both values."""
     old, new = (flat(configuration.to_dict(config)) for config in (before, after))
     return {key: (old[key], new[key]) for key in new if old[key] != new[key]}
 
 
-def _told(changed: dict[str, tuple[Any, Any]], most: int = 5) -> str:
+def _told(changed: dict[str, tuple[object, object]], most: int = 5) -> str:
     told = [f"{key} {old} → {new}" for key, (old, new) in changed.items()]
     return ", ".join(told[:most]) + (f" and {len(told) - most} more" if len(told) > most else "")
 
@@ -134,36 +130,9 @@ def require_changeable(folder: Path, before: Config, after: Config) -> None:
             )
 
 
-def own(config: Config, store: Store) -> dict[str, Any]:
+def own(config: Config, store: Store) -> Facts:
     """What is done, by which code, on which data: the same in all processes of a command."""
     return {"config": configuration.to_dict(config), "numerics": NUMERICS, "data": store.manifest["sha256"]}
-
-
-# What a run that starts from another's weights decides for itself; the rest of the model is in the weights.
-OWN = ("dropout", "attention_dropout", "activation_dropout", "init")
-HEADS = ("head", "classes")  # these too, where it learns another task
-ENCODERS = {"masked_lm", "classification"}  # tasks that can: their models differ in heads alone
-
-
-def adopt(config: Config, asked: Set[str], allow_code: bool) -> Config:
-    """With model and vocabulary of the run that `train.start` names; keys that were `asked` for must not contradict."""
-    start = Path(config.train.start).expanduser()
-    before = load_config(start, allow_code)
-    if config.task != before.task and not {config.task, before.task} <= ENCODERS:
-        raise UserError(f"train.start={start} was trained for {before.task}: {config.task} cannot start from its model")
-    asked = asked if config.data.vocabulary else asked - {"data.vocabulary"}
-    own = OWN + (HEADS if config.task != before.task else ()) + ("max_length",) * ("model.max_length" in asked)
-    model = {key: value for key, value in configuration.to_dict(before.model).items() if key not in own}
-    for key, value in model.items():
-        given = getattr(config.model, key)
-        if f"model.{key}" in asked and given != value:
-            raise UserError(f"model.{key}={given} contradicts train.start={start}, which has {value}: leave it out")
-    data = {key: getattr(before.data, key) for key in ("tokenizer", "vocab_size", "text", "lowercase")}
-    size, learnt = config.data.vocab_size, before.data.vocab_size
-    if "data.vocab_size" in asked and "data.vocabulary" not in asked and size != learnt:
-        raise UserError(f"data.vocab_size={size} contradicts train.start={start}, which has {learnt}: leave it out")
-    data |= {"vocabulary": str(start / "tokenizer.json")}
-    return config.set(model=model, data={key: value for key, value in data.items() if f"data.{key}" not in asked})
 
 
 def require_permission(config: Config, folder: Path, allow_code: bool) -> None:
@@ -219,7 +188,7 @@ def keeping_chosen(before: Config, config: Config) -> Config:
     return config.set(optim=optim) if optim else config
 
 
-def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any], update: int) -> list[str]:
+def describe(folder: Path, config: Config, store: Store, choices: Facts, update: int) -> list[str]:
     """Write what was asked and what the run stands on; a run that goes on must stand on the same data.
 
     `choices` are further facts for run.json. Returns what is to be said of a run that goes on at `update`, if anything.
@@ -236,7 +205,7 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
         name: _version(name) for name in packages
     }
     known = ("key", "sha256", "splits", "labels")
-    facts: dict[str, Any] = stamp() | {
+    facts: Facts = stamp() | {
         "versions": versions,
         **choices,
         "watch": choices["watch"] or before.get("watch", 0),
@@ -268,7 +237,7 @@ def describe(folder: Path, config: Config, store: Store, choices: dict[str, Any]
     return notes
 
 
-def note_spike(folder: Path, spike: dict[str, Any]) -> None:
+def note_spike(folder: Path, spike: Facts) -> None:
     """What was done about an update goes into run.json, once."""
     facts = facts_of(folder)
     facts.pop("seal", None)
@@ -277,7 +246,7 @@ def note_spike(folder: Path, spike: dict[str, Any]) -> None:
         write_json(folder / "run.json", facts | {"seal": checksum(facts)})
 
 
-def _require_same_data(folder: Path, before: dict[str, Any], store: Store) -> None:
+def _require_same_data(folder: Path, before: Facts, store: Store) -> None:
     try:
         data = before["data"]
         same = data["key"] == store.manifest["key"]
@@ -311,34 +280,6 @@ def locked(folder: Path) -> Iterator[None]:
         if not machine.lock(file, wait=False):
             raise UserError(f"another training is running in {folder}")
         yield
-
-
-@contextlib.contextmanager
-def watching_signals() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are noted, for the loop to save and leave; one that comes a while later ends the process.
-
-    A terminal's Ctrl-C reaches a command and its trainings at once, and the command then tells them to leave: signals
-    that come together are one.
-    """
-    received: list[int] = []
-    times: list[float] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def note(number: int, _: Any) -> None:
-        received.append(number)
-        times.append(time.monotonic())
-        if times[-1] - times[0] > TOGETHER:
-            signal.signal(number, before[number])
-            signal.raise_signal(number)
-
-    before: dict[int, Any] = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def default_folder(name: str) -> Path:

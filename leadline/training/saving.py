@@ -9,15 +9,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import SimpleNamespace, TracebackType
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from leadline.errors import UserError
 from leadline.files import reason, sync, write_json
 from leadline.training.checkpoint import State, hash_of, names
+
+Stateful = Optimizer | SimpleNamespace  # anything that has the `state` of an optimizer
 
 
 def save(run: Path, state: State, model: nn.Module, optimizer: torch.optim.Optimizer, keep: int) -> Path:
@@ -37,8 +39,7 @@ class Writer:
         self._writing: Future[None] | None = None
         self._model, self._optimizer = _Image(), _Image()
 
-    def save(self, run: Path, state: State, model: nn.Module, optimizer: Any, keep: int) -> None:
-        """`optimizer`: anything that has the `state` of one."""
+    def save(self, run: Path, state: State, model: nn.Module, optimizer: Stateful, keep: int) -> None:
         self.wait()  # it reads the memory that is filled here
         self._model.take(model_tensors(model))
         self._optimizer.take(_optimizer_tensors(model, optimizer))
@@ -155,7 +156,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: Any) -> dict[str, Tensor]:
+def _optimizer_tensors(model: nn.Module, optimizer: Stateful) -> dict[str, Tensor]:
     return {
         f"{name}/{key}": value.detach()
         for name, parameter in model.named_parameters()

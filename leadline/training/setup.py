@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from leadline import tasks
@@ -28,7 +29,7 @@ from leadline.placement import find
 from leadline.placement.base import Placement
 from leadline.training import optim
 from leadline.training.device import find_device, require_memory, telling_of_memory
-from leadline.training.events import Event, Kind, OnStep
+from leadline.training.events import Event, EventKind, OnStep, Watcher
 from leadline.training.step import Step, make_step
 from leadline.world import ALONE, World
 
@@ -39,12 +40,12 @@ class Setup:
 
     folder: Path
     config: Config  # with the way of a step that was chosen
-    task: tasks.Task[Any, Any]
+    task: tasks.AnyTask
     device: torch.device
     model: Transformer
     attention: str  # the kernel chosen
     step: Step
-    epoch: Callable[[int], Sequence[Any]]  # the task's, of which the last is kept
+    epoch: Callable[[int], Sequence[np.ndarray]]  # the task's, of which the last is kept
     not_captured: str  # why train.step=auto is the eager step here
     updates_per_epoch: int
     total: int
@@ -56,7 +57,17 @@ class Setup:
         """The learning rate of an update."""
         return optim.schedule(self.config.optim, self.total, self.updates_per_epoch)
 
-    def tell(self, kind: Kind, update: int, row: dict[str, float] | None = None, message: str = "") -> None:
+    def watchers(self) -> list[Watcher]:
+        functions: Sequence[object] = self.on_step
+        for function in functions:
+            if hasattr(function, "due") and not isinstance(function, Watcher):
+                raise UserError(
+                    f"{type(function).__name__} has 'due' but not all of begin, seen, gradients and end: see "
+                    "leadline.training.events.Watcher"
+                )
+        return [function for function in functions if isinstance(function, Watcher)]
+
+    def tell(self, kind: EventKind, update: int, row: dict[str, float] | None = None, message: str = "") -> None:
         for function in self.on_step if self.world.leads else ():
             function(Event(kind, update, self.total, row or {}, message))
 
@@ -100,7 +111,7 @@ def set_up(
 
 
 def _chosen(
-    config: Config, task: tasks.Task[Any, Any], device: torch.device, batch: Any, world: World
+    config: Config, task: tasks.AnyTask, device: torch.device, batch: Any, world: World
 ) -> tuple[Config, _Built, str]:
     """The config with the way of a step that it is, what was built for that, and why it is not the captured one.
 
@@ -132,7 +143,7 @@ def _chosen(
     return eager, _build(eager, task, device, batch, world), why
 
 
-def _with_step(config: Config, step: Any) -> Config:
+def _with_step(config: Config, step: Literal["eager", "graph"]) -> Config:
     return replace(config, train=replace(config.train, step=step))
 
 
@@ -151,7 +162,7 @@ def not_capturable(device: torch.device, precision: str) -> str:
     return ""
 
 
-def _build(config: Config, task: tasks.Task[Any, Any], device: torch.device, batch: Any, world: World) -> _Built:
+def _build(config: Config, task: tasks.AnyTask, device: torch.device, batch: Any, world: World) -> _Built:
     model = task.build_model().to(device)
     kernel = attention.choose(device, config.train.precision, config.model.head_width, config.model.attention_dropout)
     model.use_attention(kernel)

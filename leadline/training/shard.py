@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +22,9 @@ from leadline.world import World
 ALIGN = 64  # elements: every weight begins at a multiple of 128 bytes in 16 bits, as matrix products like it
 
 
-def lay_out(parameters: Iterable[nn.Parameter], begin: int = 0) -> tuple[dict[Any, slice], int]:
+def lay_out(parameters: Iterable[nn.Parameter], begin: int = 0) -> tuple[dict[Tensor, slice], int]:
     """Where each lies in a flat vector from `begin` on, and where they end."""
-    spans: dict[Any, slice] = {}
+    spans: dict[Tensor, slice] = {}
     for p in parameters:
         spans[p] = slice(begin, begin + p.numel())
         begin += -(-room(p) // ALIGN) * ALIGN
@@ -47,7 +46,7 @@ def padded(size: int, world: World) -> int:
 class Piece:
     """What of a weight lies in the slice."""
 
-    of: nn.Parameter
+    of: Tensor
     place: slice  # in the flat vector
     own: nn.Parameter  # what the optimizer updates: the same memory
 
@@ -60,7 +59,7 @@ class Shard:
     """A slice of every region of the vector; by default that is all one."""
 
     def __init__(
-        self, weights: Tensor, spans: Mapping[Any, slice], world: World, regions: Sequence[slice] = ()
+        self, weights: Tensor, spans: Mapping[Tensor, slice], world: World, regions: Sequence[slice] = ()
     ) -> None:
         self.spans, self.world, self.regions = spans, world, regions or [slice(0, len(weights))]
         self.places: list[slice] = []
@@ -79,11 +78,11 @@ class Shard:
         decayed = [piece.own for piece in self.pieces if piece.of not in spared]
         return optim.optimizer_of(config, decayed, [piece.own for piece in self.pieces if piece.of in spared])
 
-    def gathered(self, optimizer: torch.optim.Optimizer) -> Any:
+    def gathered(self, optimizer: torch.optim.Optimizer) -> SimpleNamespace:
         """Something that has the optimizer's `state` of all weights, in the process that leads."""
         states = [optimizer.state[piece.own] for piece in self.pieces]
         tensors = [{key: value for key, value in state.items() if isinstance(value, Tensor)} for state in states]
-        whole: dict[Any, dict[str, Tensor]] = {p: {} for p in self.spans}
+        whole: dict[Tensor, dict[str, Tensor]] = {p: {} for p in self.spans}
         for key in self.world.gather(sorted(tensors[0]) if tensors else [])[0]:  # the first process has a piece
             if key == "step":
                 for state in whole.values():
@@ -100,7 +99,7 @@ class Shard:
 
     def restore(self, optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         """From the state of all weights, as a checkpoint has it."""
-        names = {p: name for name, p in model.named_parameters()}
+        names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         for piece in self.pieces:
             state = optimizer.state[piece.own]
             for full_name, value in tensors.items():

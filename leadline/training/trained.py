@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
+from leadline.files import Facts
 from leadline.kernels import attention
 from leadline.model import Transformer
 from leadline.model.precision import autocast
@@ -57,7 +57,7 @@ class Trained:
             self.translator()  # says that it cannot
         return replace(self, config=into(self.config, language))
 
-    def own(self, **more: Any) -> dict[str, Any]:
+    def own(self, **more: object) -> Facts:
         """What it is, and what it is used on: the same in all processes of a command."""
         weights = checkpoint.fingerprint({name: p.detach().cpu() for name, p in self.model.named_parameters()})
         config, which = configuration.to_dict(self.config), self.checkpoint
@@ -70,12 +70,12 @@ class Trained:
         """The translation of each sentence, by beam search as config.decode says."""
         return self.translator().translate(sentences)
 
-    def generator(self, **options: Any) -> Generator:
+    def generator(self, **options: float) -> Generator:
         """`options` are those of config.generate, where they differ from the run's."""
         config = self.config.set(generate=options)
         return tasks.find(config.task).generator(self.model, self.tokenizer, config)
 
-    def generate(self, prompts: Sequence[str], **options: Any) -> list[str]:
+    def generate(self, prompts: Sequence[str], **options: float) -> list[str]:
         """What follows each prompt: `generate(["Once"], tokens=50, temperature=0.8, top_k=40, top_p=0.9, seed=2)`."""
         return self.generator(**options).generate(prompts)
 
@@ -102,7 +102,7 @@ class Trained:
         with autocast(next(self.model.parameters()).device, self.config.train.precision):
             return self.model(*encoded.packs)
 
-    def task(self, progress: Progress | None = None) -> tasks.Task[Any, Any]:
+    def task(self, progress: Progress | None = None) -> tasks.AnyTask:
         """The task on the data the run was trained on, which is prepared again if it is not there."""
         store = Store(prepare(self.config.data, progress=progress or (lambda what, done: None)))
         if store.tokenizer.bpe.to_str() != self.tokenizer.bpe.to_str():
@@ -115,7 +115,7 @@ class Trained:
             data = replace(data, directions=self.tokenizer.config.directions or data.directions)
         return tasks.find(self.config.task)(replace(self.config, data=data), store)
 
-    def evaluate(self, split: str = "test") -> dict[str, Any]:
+    def evaluate(self, split: str = "test") -> Facts:
         """Loss on a whole split, in nats a token or an example; of a translation BLEU and chrF with signatures."""
         task = self.task()
         return task.evaluate(self.model, split) | task.scores(self.model, split)

@@ -30,7 +30,8 @@ from variants import VARIANTS
 from zoo import ZOO, Arch, arch, ident, of_zoo
 
 from leadline.diagnose import faults
-from leadline.diagnose.faults import Finding, Size, findings
+from leadline.diagnose.deepnorm import Size
+from leadline.diagnose.faults import Finding, findings
 from leadline.diagnose.structure import connections
 from leadline.diagnose.trace import sizes, trace
 

@@ -26,8 +26,7 @@ from leadline.cli.terminal import TrainingView
 from leadline.config import Config, to_toml
 from leadline.errors import UserError
 from leadline.tasks import Translation
-from leadline.training import checkpoint
-from leadline.training import run as runs
+from leadline.training import checkpoint, signals
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
 
@@ -178,11 +177,11 @@ def test_a_signal_saves_says_how_to_go_on_and_leaves(
 
 
 def test_signals_that_come_together_are_one_and_a_later_one_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyboardInterrupt), runs.watching_signals() as received:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), signals.watching_signals() as received:  # noqa: PT012
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             signal.raise_signal(number)
         assert received == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
-        monkeypatch.setattr(runs, "TOGETHER", -1.0)
+        monkeypatch.setattr(signals, "TOGETHER", -1.0)
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
