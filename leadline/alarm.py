@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from leadline.flight import QUANTITIES
 from leadline.history import Row
 from leadline.usual import Usual
 
@@ -82,11 +83,8 @@ def layer_values(row: Row, quantity: str) -> dict[str, float]:
     from_pulse = row.get("pulse")
     if not from_pulse:
         return {}
-    values = from_pulse[ORDER.index(quantity)]
+    values = from_pulse[QUANTITIES.index(quantity)]
     return {name: math.inf if v is None else v for name, v in zip(row["layers"], values, strict=True)}
-
-
-ORDER = ("grad", "update", "weight", "outside")  # leadline.pulse's
 
 
 def collapse(row: dict[str, Any]) -> str:

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-QUANTITIES = ("grad", "update", "weight", "outside")
+from leadline.flight import EMBEDDINGS, NORMS
+
 SAMPLE = 2048  # numbers of a weight that are looked at
 SAMPLED = 2  # weights of a layer that are
-EMBEDDINGS, NORMS = "embeddings", "norms"  # the layers that are no sublayer
 
 Layers = dict[str, list[nn.Parameter]]
 
