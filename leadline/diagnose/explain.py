@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,19 @@ BARS = "▁▂▃▄▅▆▇█"
 class Explanation:
     name: str
     causes: Sequence[Cause]  # the first is the one to mend
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any]  # first and last update, how many layers and looks
     rows: Sequence[Row] = ()
 
     @property
+    def verdict(self) -> str:
+        """fault, healthy, or "no sudden fault" where nobody looked into the model."""
+        if self.causes:
+            return "fault"
+        return "healthy" if self.facts["looks"] else "no sudden fault"
+
+    @property
     def healthy(self) -> bool:
-        return not self.causes
+        return self.verdict == "healthy"
 
     def __str__(self) -> str:
         return "\n".join(lines(self))
@@ -73,10 +80,9 @@ NOT_SEEN = (
 def lines(explanation: Explanation) -> list[str]:
     facts = explanation.facts
     seen = f"updates {facts['first']} to {facts['last']}"
-    if explanation.healthy:
-        answer = "healthy" if facts["looks"] else "no sudden fault"
-        title = f"{explanation.name}: {answer} ({seen}, {facts['looks']} looks)"
-        return [title, *([] if facts["looks"] else [f"  {NOT_SEEN}"]), *_curve(explanation, None)]
+    if not explanation.causes:
+        title = f"{explanation.name}: {explanation.verdict} ({seen}, {facts['looks']} looks)"
+        return [title, *([] if explanation.healthy else [f"  {NOT_SEEN}"]), *_curve(explanation, None)]
     first, *others = explanation.causes
     said = [f"{explanation.name}: {_words(first)} ({seen})", f"  {first.message}", f"  to do: {first.remedy}"]
     said += [f"  what else was seen: {cause.message}" for cause in others]

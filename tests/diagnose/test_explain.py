@@ -130,7 +130,8 @@ def test_the_fault_is_named_with_its_place_and_update(fault: Callable[[Row], Non
 def test_noise_is_no_fault(noise: float) -> None:
     for seed in range(5):
         explanation = explain(rows(noise=noise, seed=seed))
-        assert explanation.healthy, explanation.causes
+        assert explanation.verdict == "no sudden fault", explanation.causes
+        assert not explanation.healthy
         assert "no sudden fault" in str(explanation)
         assert "nobody looked into the model" in str(explanation)  # which is not said to be healthy
         assert "healthy" not in str(explanation)
@@ -156,16 +157,18 @@ def test_what_only_looks_show(kind: str, values: dict[str, float]) -> None:
     looks = [look(update, **(values if update >= 80 else {})) for update in range(10, 111, 10)]
     (cause,) = explain(rows(), looks).causes
     assert (cause.kind, cause.where) == (kind, "b.attn")
+    assert explain(rows(), looks).verdict == "fault"
     assert 70 < cause.update <= 80
     looked = explain(rows(), [look(update) for update in range(10, 111, 10)])
     assert looked.healthy
+    assert looked.verdict == "healthy"
     assert "healthy" in str(looked)
 
 
 def test_metrics_alone_say_what_they_can() -> None:
     """Of a run without a recorder, such as one of an earlier version."""
     kept = [{key: row[key] for key in ("update", "loss", "lr", "grad_norm")} for row in rows()]
-    assert explain([], kept).healthy
+    assert not explain([], kept).causes
     kept[AT - 1]["loss"] *= 3
     assert explain([], kept).causes[0].kind == "bad_batch"
 
@@ -185,7 +188,8 @@ def test_it_is_told_while_it_happens() -> None:
 def test_the_command(tmp_path: Path, finished: Path, leadline: Callable[..., Any]) -> None:
     answer = leadline("explain", finished, "--json")
     assert answer.code == 0, answer.err
-    assert json.loads(answer.out)["healthy"] is True
+    said = json.loads(answer.out)
+    assert (said["verdict"], said["healthy"]) == ("no sudden fault", False)  # nobody looked into it
     folder = tmp_path / "<b>run"
     folder.mkdir()
     measured = rows()
