@@ -80,10 +80,10 @@ def numbers_of(row: Row) -> dict[str, float]:
 
 def layer_values(row: Row, quantity: str) -> dict[str, float]:
     """Of one of `leadline.pulse`'s quantities, by layer; empty where it was not measured."""
-    from_pulse = row.get("pulse")
-    if not from_pulse:
+    from_pulse, number = row.get("pulse") or [], QUANTITIES.index(quantity)
+    if number >= len(from_pulse):
         return {}
-    values = from_pulse[QUANTITIES.index(quantity)]
+    values = from_pulse[number]
     return {name: math.inf if v is None else v for name, v in zip(row["layers"], values, strict=True)}
 
 

@@ -79,6 +79,10 @@ class Pulse:
                 moved = ((sizes - self.last_tables).abs() / self.last_tables.clamp_min(1e-30)).max()
                 self.outside[at] = torch.maximum(self.outside[at], moved)
 
+    def forget(self) -> None:
+        """Steps have been taken that it did not see: what they have changed is nobody else's."""
+        self.last = self.last_tables = None
+
     @torch.no_grad()
     def after(self) -> Tensor:
         """The four quantities, as QUANTITIES names them, of each layer."""
