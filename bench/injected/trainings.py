@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.injected.faults import AFTER, Case, Injector
+from bench.injected.faults import Case, Injector
 
 EVALUATED = 10  # updates between validations
 WATCHED = 5  # updates between looks
@@ -56,7 +56,7 @@ def config_of(case: Case) -> Any:
         "model": {"dim": 16, "ffn_dim": 32, "heads": 2, "max_length": 48,
                   "dropout": rng.choice([0.1, 0.3]) if noisy else 0.1},
         "optim": {"lr": rng.choice([3e-3, 1e-2]) if noisy else 5e-3, "warmup": 20, "schedule": "constant", "clip": 0.0},
-        "train": {"updates": case.at + AFTER, "epochs": 0, "batch_tokens": tokens, "seed": case.seed, "device": "cpu",
+        "train": {"updates": case.updates, "epochs": 0, "batch_tokens": tokens, "seed": case.seed, "device": "cpu",
                   "step": "eager", "precision": "fp32", "eval_every": EVALUATED, "log_every": 10, "keep": 2},
     }  # fmt: skip
     if case.training == "translation":
@@ -95,7 +95,7 @@ def _injected(injector: Injector) -> Iterator[None]:
 
     def with_optimizer(*given: Any, **named: Any) -> Any:
         setup = set_up(*given, **named)
-        injector.optimizer = setup.step.optimizer
+        injector.hook(setup.step.optimizer)
         return setup
 
     def faster(*given: Any) -> Callable[[int], float]:
@@ -139,12 +139,13 @@ def _train_gpt2(case: Case, folder: Path, injector: Injector) -> None:
         n_layer=2, n_embd=32, n_head=2, vocab_size=words, n_positions=32, bos_token_id=0, eos_token_id=0
     )
     model = transformers.GPT2LMHeadModel(config)
-    optimizer = injector.optimizer = torch.optim.AdamW(model.parameters(), 2e-3, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3, betas=(0.9, 0.98))
+    injector.hook(optimizer)
     chain = torch.softmax(3 * torch.randn(words, words, generator=torch.Generator().manual_seed(0)), -1)
     draw, held_out = torch.Generator().manual_seed(case.seed), _sequences(chain, 64, torch.Generator().manual_seed(9))
     watch = leadline.Watch(model, optimizer, folder, every=WATCHED)
     assert watch.attached is not None
-    for update in range(1, case.at + AFTER + 1):
+    for update in range(1, case.updates + 1):
         x = _sequences(chain, rows, draw)
         given, labels = injector.tokens(update, x, words), injector.labels(update, x, words, x >= 0)
         injector.model(update, model)

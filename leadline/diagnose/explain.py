@@ -3,7 +3,8 @@
     explanation = leadline.explain("runs/mine")        or the rows of leadline.flight.read, and those of metrics.jsonl
     print(explanation)
 
-The rules are in `leadline.diagnose.rules`.
+The rules are in `leadline.diagnose.rules` and `leadline.diagnose.slow`. The first update that one can name is the
+cause; what follows are its consequences.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from leadline import flight, history
-from leadline.diagnose.rules import Cause, causes_of
-from leadline.diagnose.timeline import Timeline
+from leadline.diagnose.rules import RULES
+from leadline.diagnose.slow import SLOW, trend
+from leadline.diagnose.timeline import Cause, Timeline
 from leadline.errors import UserError
 from leadline.flight import EMBEDDINGS
 from leadline.history import Row
@@ -68,6 +70,21 @@ def explain(run: str | Path | Sequence[Row], looks: Sequence[Row] = ()) -> Expla
     return Explanation(name, causes, facts | {"layers": len(timeline.layers), "looks": len(timeline.looks)}, rows)
 
 
+def causes_of(timeline: Timeline) -> list[Cause]:
+    """The first fault of each kind, the earliest first."""
+    causes: dict[str, Cause] = {}
+    for at in timeline.marked():
+        cause = next(filter(None, (rule(timeline, at) for rule in RULES)), None)
+        if cause:
+            causes.setdefault(cause.kind, cause)
+    for slow in SLOW:
+        for cause in slow(timeline):
+            causes.setdefault(cause.kind, cause)
+    for cause in trend(timeline, list(causes.values())):
+        causes.setdefault(cause.kind, cause)
+    return sorted(causes.values(), key=lambda cause: cause.update)
+
+
 # In words
 
 # What is said where nothing was found and nobody has looked into the model: Post-LN that is stuck is such a training.
@@ -109,6 +126,10 @@ KINDS = {
     "not_finite": "numbers that are not finite",
     "collapse": "a model that has collapsed",
     "logits": "attention logits that are too large",
+    "starving": "a norm whose gain shrinks",
+    "decay": "weights that shrink",
+    "growth": "weights that grow",
+    "drift": "a loss that rises slowly",
 }
 
 

@@ -1,55 +1,21 @@
-"""What can have gone wrong in a training: a table of rules over its timeline. No torch.
+"""What goes wrong from one update to the next: a table of rules. No torch.
 
 A number that leaves what is usual for it (`leadline.usual`) marks an update; each rule looks at what else changed there
-and says whether it was its kind of fault. The first update that a rule can name is the cause, what follows are its
-consequences. Rules on looks (`watch/…`) see what comes slowly.
+and says whether it was its kind of fault. What comes slowly is in `leadline.diagnose.slow`.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from leadline.alarm import COLLAPSED, FAR, OUTSIDE, RAMP, RISE
-from leadline.diagnose.timeline import AFTER, BEFORE, Timeline
+from leadline.alarm import FAR, OUTSIDE, RAMP, RISE
+from leadline.diagnose.timeline import AFTER, BEFORE, Cause, Timeline
 from leadline.flight import EMBEDDINGS
-from leadline.history import Row
 
 LATER, SMALLER = 12, 0.85  # updates after which a jump in the loss has shown whether it is learnt from; gradients then
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A fault: of which kind, in which layer ("": none in particular), since which update."""
-
-    kind: str
-    where: str
-    update: int
-    message: str
-    remedy: str
-
-
-Rule = Callable[[Timeline, int], Cause | None]
-
-
-def causes_of(timeline: Timeline) -> list[Cause]:
-    """The first fault of each kind, the earliest first."""
-    causes: dict[str, Cause] = {}
-    for at in timeline.marked():
-        cause = next(filter(None, (rule(timeline, at) for rule in RULES)), None)
-        if cause:
-            causes.setdefault(cause.kind, cause)
-    for rule in SLOW:
-        for cause in rule(timeline):
-            causes.setdefault(cause.kind, cause)
-    return sorted(causes.values(), key=lambda cause: cause.update)
-
-
-# What happens from one update to the next
 
 
 def _weights(t: Timeline, at: int) -> Cause | None:
@@ -66,6 +32,14 @@ def _weights(t: Timeline, at: int) -> Cause | None:
             f"since update {update} the weights of {changed.sum()} of {len(changed)} layers change by about "
             f"{np.median(outside[at][changed]):.1g} of their norm between two steps, as rounding to 16 bits does",
             "keep the weights that the optimizer updates in fp32, and cast for products only (autocast)",
+        )  # fmt: skip
+    again = outside[max(0, at - AFTER) : at + AFTER, outside[at].argmax()] > OUTSIDE
+    if size < 0.01 and again.sum() > AFTER / 2:
+        return Cause(
+            "precision", first, update,
+            f"since update {update} the weights of {first} change by about {size:.1g} of their norm between two steps, "
+            f"again and again, as rounding to 16 bits does",
+            f"keep the weights of {first} in fp32, and cast for products only (autocast)",
         )  # fmt: skip
     if first == EMBEDDINGS:
         return Cause(
@@ -92,23 +66,11 @@ def _rate(t: Timeline, at: int) -> Cause | None:
     )  # fmt: skip
 
 
-def _does_nothing(look: Row, name: str) -> bool:
-    out, entered = (look.get(f"watch/{quantity}/{name}") for quantity in ("norm_output", "norm_input"))
-    return out is None or entered is None or abs(out - entered) < 1e-6 * abs(entered)
-
-
-def _layers_of(look: Row, quantity: str) -> list[str]:
-    start = f"watch/{quantity}/"
-    return [key.removeprefix(start) for key in look if key.startswith(start)]
-
-
-def _far(t: Timeline, at: int, keys: Sequence[str]) -> bool:
-    return any(t.distance[key][at] > FAR for key in keys)
-
-
 def _loss_scale(t: Timeline, at: int) -> Cause | None:
     """Every gradient is another by the same factor, and the loss is not."""
-    jumps = t.change(t.by_layer["grad"], at) if t.layers else t.change(t.series["grad_norm"][:, None], at)
+    jumps = t.change(t.by_layer["grad"], at)
+    if np.isnan(jumps).all():  # norms by layer are not of every update, or of none
+        jumps = t.change(t.series["grad_norm"][:, None], at)
     stays = t.change(t.series["grad_norm"], at, AFTER)
     if t.distance["loss"][at] > FAR or not abs(np.nanmedian(jumps)) > math.log(3) or not np.nanstd(jumps) < 0.5:
         return None
@@ -125,7 +87,7 @@ def _loss_scale(t: Timeline, at: int) -> Cause | None:
 
 def _moments(t: Timeline, at: int) -> Cause | None:
     """All layers move by another size, though their gradients are as before."""
-    if not t.layers or _far(t, at, ("loss", "grad_norm")) or abs(t.distance["step"][at]) < FAR:
+    if not t.layers or t.far(at, ("loss", "grad_norm")) or abs(t.distance["step"][at]) < FAR:
         return None
     moved, pulled = t.change(t.by_layer["update"], at), t.change(t.by_layer["grad"], at)
     update, times = int(t.updates[at]), math.exp(float(np.nanmedian(moved)))
@@ -148,7 +110,7 @@ def _moments(t: Timeline, at: int) -> Cause | None:
 
 def _data(t: Timeline, at: int) -> Cause | None:
     """The loss jumps, and nothing has touched the weights: it is what the model was given."""
-    if not math.isfinite(t.series["loss"][at]) or not (_far(t, at, ("loss",)) or t.shifted[at]):
+    if not math.isfinite(t.series["loss"][at]) or not (t.far(at, ("loss",)) or t.shifted[at]):
         return None
     loss, update = t.series["loss"], int(t.updates[at])
     jump = float(t.change(loss, at))
@@ -193,80 +155,4 @@ def _some(rows: Sequence[Sequence[int]]) -> str:
     return ", ".join(first[:5]) + (f" and {len(first) - 5} more" if len(first) > 5 else "")
 
 
-RULES: tuple[Rule, ...] = (_weights, _rate, _loss_scale, _moments, _data)
-
-
-# What comes slowly
-
-
-def _norm(t: Timeline) -> Iterator[Cause]:
-    """A norm that did something in the look before does nothing in the look after."""
-    for row in t.rows:  # of a model whose operations are followed: another placement than before
-        for name, change in row.get("changed", {}).items():
-            update = int(row["update"])
-            yield Cause(
-                "norm", name, update,
-                f"the look at update {update} saw another model than the one before: {name} was {change}",
-                f"put the norms of {name} back",
-            )  # fmt: skip
-            return
-    for before, after in itertools.pairwise(t.looks):
-        for name in _layers_of(before, "norm_output"):
-            if _does_nothing(after, name) and not _does_nothing(before, name):
-                first, last = int(before["update"]) + 1, int(after["update"])
-                yield Cause(
-                    "norm", name, last if first == last else _worst(t, first, last),
-                    f"between updates {first} and {last} the norm of {name} has ceased to do anything: what enters it "
-                    f"leaves it as it is",
-                    f"put the norm of {name} back",
-                )  # fmt: skip
-                return
-
-
-def _worst(t: Timeline, first: int, last: int) -> int:
-    """The first update among these at which some number of the whole model is not as usual; the last where all are."""
-    inside = [i for i, update in enumerate(t.updates) if first <= update <= last]
-    return next((int(t.updates[i]) for i in inside if _far(t, i, ("loss", "grad_norm", "step"))), last)
-
-
-def _not_finite(t: Timeline) -> Iterator[Cause]:
-    bad = np.flatnonzero(~np.isfinite(t.series["loss"]) | np.isinf(t.series["grad_norm"]))
-    if len(bad):
-        update = int(t.updates[bad[0]])
-        yield Cause(
-            "not_finite", "", update, f"at update {update} the loss or the gradient is not finite",
-            "lower the rate, warm up longer or clip gradients; in fp16, look for overflow",
-        )  # fmt: skip
-
-
-def _collapse(t: Timeline) -> Iterator[Cause]:
-    for look in t.looks:
-        for name in _layers_of(look, "diversity"):
-            value = look[f"watch/diversity/{name}"]
-            if value is not None and value < COLLAPSED:
-                yield Cause(
-                    "collapse", name, int(look["update"]),
-                    f"at update {look['update']} the tokens behind {name} are almost identical: {value:.1%} of "
-                    f"their norm differs",
-                    "the model has collapsed and seldom recovers: begin again with more warm-up, a lower rate or "
-                    "another placement of the norm",
-                )  # fmt: skip
-                return
-
-
-def _logits(t: Timeline) -> Iterator[Cause]:
-    for look in t.looks:
-        for name in _layers_of(look, "logits"):
-            value = look[f"watch/logits/{name}"]
-            if value is not None and value > LOGITS:
-                yield Cause(
-                    "logits", name, int(look["update"]),
-                    f"at update {look['update']} an attention logit of {name} is {value:.3g}: each token attends to "
-                    f"one other, and no gradient passes",
-                    "normalise queries and keys (model.qk_norm), or lower the rate",
-                )  # fmt: skip
-                return
-
-
-LOGITS = 200.0  # softmax of logits this far apart is one-hot in fp32
-SLOW: tuple[Callable[[Timeline], Iterator[Cause]], ...] = (_norm, _not_finite, _collapse, _logits)
+RULES: tuple[Callable[[Timeline, int], Cause | None], ...] = (_weights, _rate, _loss_scale, _moments, _data)

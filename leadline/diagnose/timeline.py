@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from leadline.alarm import FAR, OUTSIDE, RAMP, RISE, layer_values, numbers_of
+from leadline.flight import QUANTITIES
 from leadline.history import Row
 from leadline.usual import ENOUGH, Usual
 
 BEFORE, AFTER = 20, 8  # updates that a change is compared with, and that say whether it stays
 SHIFT = 3.0  # spreads of the loss by which its level changes
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A fault: of which kind, in which layer ("": none in particular), since which update."""
+
+    kind: str
+    where: str
+    update: int
+    message: str
+    remedy: str
 
 
 class Timeline:
@@ -29,10 +42,7 @@ class Timeline:
             for key in ("loss", "grad_norm", "step")
         }
         self.rates = np.array([row.get("lr") or math.nan for row in self.rows], float)
-        self.by_layer = {
-            quantity: np.array([self._of(row, quantity) for row in self.rows])
-            for quantity in ("grad", "update", "outside")
-        }
+        self.by_layer = {quantity: np.array([self._of(row, quantity) for row in self.rows]) for quantity in QUANTITIES}
         self.distance = {key: _distances(values) for key, values in self.series.items()}
         self.shifted = self._shifts(self.series["loss"])
 
@@ -45,6 +55,9 @@ class Timeline:
         """Log of the median from `at` on, over the median before it."""
         before, after = values[max(0, at - BEFORE) : at], values[at : at + until]
         return np.log(np.nanmedian(after, axis=0)) - np.log(np.nanmedian(before, axis=0))
+
+    def far(self, at: int, keys: Sequence[str]) -> bool:
+        return any(self.distance[key][at] > FAR for key in keys)
 
     def _shifts(self, loss: np.ndarray) -> np.ndarray:
         """Where the level of the loss rises by more than its noise, at the steepest place of each rise."""
