@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from leadline.flight import QUANTITIES
 from leadline.history import Row
 from leadline.usual import Usual
 
@@ -79,14 +80,11 @@ def numbers_of(row: Row) -> dict[str, float]:
 
 def layer_values(row: Row, quantity: str) -> dict[str, float]:
     """Of one of `leadline.pulse`'s quantities, by layer; empty where it was not measured."""
-    from_pulse = row.get("pulse")
-    if not from_pulse:
+    from_pulse, number = row.get("pulse") or [], QUANTITIES.index(quantity)
+    if number >= len(from_pulse):
         return {}
-    values = from_pulse[ORDER.index(quantity)]
+    values = from_pulse[number]
     return {name: math.inf if v is None else v for name, v in zip(row["layers"], values, strict=True)}
-
-
-ORDER = ("grad", "update", "weight", "outside")  # leadline.pulse's
 
 
 def collapse(row: dict[str, Any]) -> str:

@@ -23,6 +23,8 @@ from leadline.history import Row
 
 KEPT = 300  # updates in a full file: so many at least are known, and at most twice as many
 DIGITS = 5  # of a number
+QUANTITIES = ("grad", "update", "weight", "outside")  # of leadline.pulse
+EMBEDDINGS, NORMS = "embeddings", "norms"  # the layers that are no sublayer
 
 
 class Flight:

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-QUANTITIES = ("grad", "update", "weight", "outside")
+from leadline.flight import EMBEDDINGS, NORMS
+
 SAMPLE = 2048  # numbers of a weight that are looked at
 SAMPLED = 2  # weights of a layer that are
-EMBEDDINGS, NORMS = "embeddings", "norms"  # the layers that are no sublayer
 
 Layers = dict[str, list[nn.Parameter]]
 
@@ -78,6 +78,10 @@ class Pulse:
             if self.last_tables is not None:
                 moved = ((sizes - self.last_tables).abs() / self.last_tables.clamp_min(1e-30)).max()
                 self.outside[at] = torch.maximum(self.outside[at], moved)
+
+    def forget(self) -> None:
+        """Steps have been taken that it did not see: what they have changed is nobody else's."""
+        self.last = self.last_tables = None
 
     @torch.no_grad()
     def after(self) -> Tensor:

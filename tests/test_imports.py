@@ -96,6 +96,7 @@ def test_what_a_report_is_rebuilt_from_names_no_torch(name: str) -> None:
             "leadline.report.figures, leadline.report.runs, leadline.report.inspections, leadline.cli",
             ("torch", "numpy"),
         ),
+        ("leadline.diagnose.explain, leadline.alarm", ("torch",)),
         ("leadline.model, leadline.training.loop", ("torch._dynamo",)),  # torch's compiler, more than a second
     ],
 )

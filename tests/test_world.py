@@ -20,7 +20,7 @@ from torch import Tensor
 from bench.faults.process import Ended, call, load
 from bench.faults.subjects import Whole, make_text, metrics
 from bench.faults.world import Together, together
-from leadline import history
+from leadline import flight, history
 from leadline.config import Config, TrainConfig, to_toml
 from leadline.data.store import Store, prepare
 from leadline.errors import UserError
@@ -86,6 +86,8 @@ def test_translation_is_the_same_by_any_number_of_processes(
     for update in (3, 6):
         assert files(run, update) == files(alone, update)
     assert metrics(run) == metrics(alone)
+    assert flight.read(run) == flight.read(alone)  # with the norms of every layer
+    assert all("pulse" in row for row in flight.read(run))
 
 
 @pytest.mark.slow

@@ -161,6 +161,7 @@ def explain_command(
         print_json(
             {
                 "name": explanation.name,
+                "verdict": explanation.verdict,
                 "healthy": explanation.healthy,
                 "causes": [asdict(cause) for cause in explanation.causes],
                 "facts": explanation.facts,

@@ -161,7 +161,7 @@ class Attached:
             row["loss"] = sum(next(numbers) for _ in range(losses)) / (1 if self.parts else losses)
         if pulsed and self.pulse:
             names = self.pulse.names
-            read = [[next(numbers) for _ in names] for _ in pulse.QUANTITIES]
+            read = [[next(numbers) for _ in names] for _ in flight.QUANTITIES]
             row["grad_norm"] = math.sqrt(sum(value * value for value in read[0]))
             row |= {"layers": names, "pulse": read}
         return row

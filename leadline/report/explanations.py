@@ -15,12 +15,12 @@ AROUND = 60  # updates before and after the cause
 
 def sections_of(explanation: Explanation) -> list[Section]:
     rows = [row for row in explanation.rows if "loss" in row]
-    if explanation.healthy:
+    if not explanation.causes:
         seen = f"Nothing unusual was found in updates {explanation.facts['first']} to {explanation.facts['last']}."
-        if not explanation.facts["looks"]:
-            unseen = _sentence(NOT_SEEN)
-            return [Words(f"{explanation.name}: no sudden fault", [seen, unseen], "plain"), *_charts(rows)]
-        return [Words(f"{explanation.name}: healthy", [seen], "good"), *_charts(rows)]
+        title = f"{explanation.name}: {explanation.verdict}"
+        if not explanation.healthy:
+            return [Words(title, [seen, _sentence(NOT_SEEN)], "plain"), *_charts(rows)]
+        return [Words(title, [seen], "good"), *_charts(rows)]
     first = explanation.causes[0]
     said = [_sentence(first.message), f"To do: {first.remedy}."]
     title = f"{explanation.name}: {KINDS.get(first.kind, first.kind)}"

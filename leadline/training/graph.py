@@ -18,9 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from leadline.config import Config
+from leadline.flight import QUANTITIES
 from leadline.model import Transformer
+from leadline.model.block import sublayers
 from leadline.model.operations import PLAIN
 from leadline.model.precision import DTYPES, autocast
+from leadline.pulse import Pulse, layers_of
 from leadline.tasks import Task
 from leadline.training import checkpoint, inputs, optim
 from leadline.training.events import Watcher
@@ -65,7 +68,9 @@ class GraphStep:
         model.use_recompute(config.train.recompute)
         self.world, self.shared = world, Shared(self.flat, world) if world.grouped else None
         self.optimizer = self._optimizer(spared)
-        self.layers: Sequence[str] = ()  # the captured update keeps no norms by layer
+        # Of several processes each has only some of the gradients.
+        self.pulse = None if self.shared else Pulse(layers_of(model, sublayers(model)))
+        self.layers: Sequence[str] = self.pulse.names if self.pulse else ()
         self.accepts: Accepts | None = None
         self.numbers = torch.zeros(32, dtype=torch.uint8, device=self.device)
         self.control = self.numbers[:12].view(torch.float32)  # what FlatAdam reads
@@ -144,12 +149,18 @@ class GraphStep:
             self.backward.replay()
         if watchers:
             self._show_gradients(watchers)
+        # What is captured takes no pulse; around it there is one where the loop reads numbers anyway.
+        pulse = self.pulse if update % self.config.train.log_every == 0 else None
+        if pulse:
+            pulse.forget()
+            pulse.before(torch._foreach_norm([self.flat.view(self.flat.gradients, p) for p in pulse.weights]))
         self._update(lr)
+        pulsed = pulse.after()[: QUANTITIES.index("outside")] if pulse else None
         if watchers:
             self.settle()
         loss, norm = self.measured.clone().unbind()
         self.measured.zero_()
-        return Result(loss, norm, whole.tokens, [watcher.end(lr) for watcher in watchers])
+        return Result(loss, norm, whole.tokens, [watcher.end(lr) for watcher in watchers], pulsed)
 
     def _numbered(self, batches: Sequence[Prepared]) -> Iterator[tuple[int, Prepared]]:
         """With their numbers among the micro-batches of all processes."""

@@ -37,7 +37,9 @@ class ParallelStep(EagerStep):
         self.optimizer = self.shard.optimizer(config.optim, optim.spared(config.optim, model))
         self.sum = torch.zeros(self.size + ALIGN, device=self.device)  # gradients, and behind them the loss
         self.begun = False
-        self.layers = ()  # a process updates only its slice of the weights
+        self.pulsed = self.ordered and world.leads  # otherwise it has only its slice of the gradients
+        if not self.pulsed:
+            self.layers = ()
 
     def gathered(self) -> Any:
         return self.shard.gathered(self.optimizer)
@@ -75,6 +77,8 @@ class ParallelStep(EagerStep):
         loss, grad_norm = self._reduced()
         if self.accepts and not self.accepts(loss, grad_norm):
             return Result(loss, grad_norm, whole.tokens, [watcher.end(lr) for watcher in watchers], skipped=True)
+        if self.pulsed:
+            self.pulse.before(torch._foreach_norm([self._view(self.sum, p) for p in self.pulse.weights]))
         pieces = [piece.own for piece in self.shard.pieces]
         for piece in self.shard.pieces:
             piece.own.grad = self.sum[piece.place]
@@ -84,7 +88,8 @@ class ParallelStep(EagerStep):
             group["lr"] = lr
         self.optimizer.step()
         world.collect(self.weights)
-        return Result(loss, grad_norm, whole.tokens, [watcher.end(lr) for watcher in watchers])
+        pulse = self.pulse.after() if self.pulsed else None
+        return Result(loss, grad_norm, whole.tokens, [watcher.end(lr) for watcher in watchers], pulse)
 
     def _view(self, flat: Tensor, parameter: Tensor) -> Tensor:
         return flat[self.spans[parameter]].view(parameter.shape)

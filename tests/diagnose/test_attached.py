@@ -184,7 +184,7 @@ def test_the_flight_recorder_has_every_update(tmp_path: Path) -> None:
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6]
     for row in rows:
         assert row["layers"] == [*LAYERS, "embeddings", "norms"]
-        assert [len(values) for values in row["pulse"]] == [6] * len(pulse.QUANTITIES)
+        assert [len(values) for values in row["pulse"]] == [6] * len(flight.QUANTITIES)
         assert row["grad_norm"] == pytest.approx(math.hypot(*row["pulse"][0]), rel=1e-3)
 
 

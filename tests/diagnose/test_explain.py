@@ -130,7 +130,8 @@ def test_the_fault_is_named_with_its_place_and_update(fault: Callable[[Row], Non
 def test_noise_is_no_fault(noise: float) -> None:
     for seed in range(5):
         explanation = explain(rows(noise=noise, seed=seed))
-        assert explanation.healthy, explanation.causes
+        assert explanation.verdict == "no sudden fault", explanation.causes
+        assert not explanation.healthy
         assert "no sudden fault" in str(explanation)
         assert "nobody looked into the model" in str(explanation)  # which is not said to be healthy
         assert "healthy" not in str(explanation)
@@ -156,16 +157,110 @@ def test_what_only_looks_show(kind: str, values: dict[str, float]) -> None:
     looks = [look(update, **(values if update >= 80 else {})) for update in range(10, 111, 10)]
     (cause,) = explain(rows(), looks).causes
     assert (cause.kind, cause.where) == (kind, "b.attn")
+    assert explain(rows(), looks).verdict == "fault"
     assert 70 < cause.update <= 80
     looked = explain(rows(), [look(update) for update in range(10, 111, 10)])
     assert looked.healthy
+    assert looked.verdict == "healthy"
     assert "healthy" in str(looked)
+
+
+# What comes slowly
+
+
+def fading(row: Row) -> None:
+    row["pulse"][2][4] *= 0.95 ** max(0, row["update"] - AT + 1)
+
+
+def growing(row: Row) -> None:
+    row["pulse"][2][2] *= 1.03 ** max(0, row["update"] - AT + 1)
+
+
+def rounded(row: Row) -> None:
+    if row["update"] >= AT:
+        row["pulse"][3][1] = 1e-3
+
+
+def rising_rate(row: Row) -> None:
+    times = 1.08 ** max(0, row["update"] - AT + 1)
+    row["lr"] *= times
+    scale(row, 1, times)
+
+
+def drift(row: Row) -> None:
+    row["loss"] *= 1.03 ** max(0, row["update"] - AT + 1)
+
+
+SLOW: list[tuple[Callable[[Row], None], str, str, int]] = [
+    (fading, "decay", "embeddings", 3), (growing, "growth", "b.attn", 3), (rounded, "precision", "a.mlp", 0),
+    (rising_rate, "rate", "", 0), (drift, "drift", "", 20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "kind", "where", "about"), SLOW, ids=[kind for _, kind, _, _ in SLOW])
+def test_a_slow_fault_is_named_with_about_when_it_began(
+    fault: Callable[[Row], None], kind: str, where: str, about: int
+) -> None:
+    measured = rows()
+    for row in measured:
+        fault(row)
+    first = explain(measured).causes[0]
+    assert (first.kind, first.where) == (kind, where)
+    assert abs(first.update - AT) <= about
+
+
+def test_logits_that_grow_with_the_weights_of_their_layer() -> None:
+    measured = rows()
+    for row in measured:
+        growing(row)
+    looks = [look(update, logits=3.0 * 1.06 ** max(0, update - AT)) for update in range(5, 111, 5)]
+    (cause,) = explain(measured, looks).causes
+    assert (cause.kind, cause.where) == ("logits", "b.attn")
+    assert abs(cause.update - AT) <= 3
+
+
+def test_a_norm_that_starves() -> None:
+    outputs = {update: 0.93 ** max(0, update - AT) for update in range(5, 111, 5)}
+    (cause,) = explain(rows(), [look(update, norm_output=size) for update, size in outputs.items()]).causes
+    assert (cause.kind, cause.where) == ("starving", "b.attn")
+    assert abs(cause.update - AT) <= 5
+    slower = [look(50 * update, norm_output=size) for update, size in outputs.items()]  # as trained gains do
+    assert explain(rows(), slower).healthy
+
+
+def test_all_layers_growing_together_and_one_that_begins_at_zero_are_no_fault() -> None:
+    measured = rows()
+    for row in measured:
+        row["pulse"][2] = [10.0 * 1.03 ** row["update"]] * len(LAYERS)
+    assert not explain(measured).causes
+    for layer in (1, 5):  # the second: gains, or the α of ReZero
+        measured = rows()
+        for row in measured:
+            row["pulse"][2][layer] = 0.05 * row["update"] if layer == 1 else abs(1 - row["update"] / 60)
+        assert not explain(measured).causes
+
+
+def test_norms_by_layer_of_some_updates_only() -> None:
+    """As a captured step keeps them."""
+    measured = rows()
+    for row in measured:
+        loss_scale(row)
+        row["pulse"] = row["pulse"][:3]
+        if row["update"] % 50:
+            del row["pulse"], row["layers"]
+    (cause,) = explain(measured).causes
+    assert (cause.kind, cause.update) == ("loss_scale", AT)
+    seer = Seer()
+    assert [row["update"] for row in measured if seer.see(row)] == [AT]
+
+
+# Around it
 
 
 def test_metrics_alone_say_what_they_can() -> None:
     """Of a run without a recorder, such as one of an earlier version."""
     kept = [{key: row[key] for key in ("update", "loss", "lr", "grad_norm")} for row in rows()]
-    assert explain([], kept).healthy
+    assert not explain([], kept).causes
     kept[AT - 1]["loss"] *= 3
     assert explain([], kept).causes[0].kind == "bad_batch"
 
@@ -185,7 +280,8 @@ def test_it_is_told_while_it_happens() -> None:
 def test_the_command(tmp_path: Path, finished: Path, leadline: Callable[..., Any]) -> None:
     answer = leadline("explain", finished, "--json")
     assert answer.code == 0, answer.err
-    assert json.loads(answer.out)["healthy"] is True
+    said = json.loads(answer.out)
+    assert (said["verdict"], said["healthy"]) == ("no sudden fault", False)  # nobody looked into it
     folder = tmp_path / "<b>run"
     folder.mkdir()
     measured = rows()

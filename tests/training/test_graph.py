@@ -218,6 +218,20 @@ def test_a_watched_update_is_the_same_and_the_watch_sees_what_it_sees_in_an_eage
     assert all(torch.equal(weights[name], plain_weights[name]) for name in weights)
 
 
+def test_the_norms_of_layers_are_read_where_the_loop_reads_and_change_nothing(config: Config) -> None:
+    pulses, weights = {}, {}
+    for name, how in {"read": {"log_every": 1}, "not": {"log_every": 9}, "eager": {"step": "eager"}}.items():
+        step, batches, model = steps(config.set(train=how))
+        pulses[name] = step([batches[0]], 1, 0.01).pulse
+        weights[name], layers = {name: p.detach().clone() for name, p in model.named_parameters()}, step.layers
+    assert all(torch.equal(p, weights["not"][name]) for name, p in weights["read"].items())
+    assert pulses["not"] is None
+    norms, theirs = pulses["read"], pulses["eager"]
+    assert norms.shape == (3, len(layers))  # whether somebody else has written is not known between
+    for number, tolerance in enumerate((1e-3, 0.2, 1e-3)):  # Adam enlarges rounding where there is no gradient
+        assert norms[number].tolist() == pytest.approx(theirs[number].tolist(), rel=tolerance)
+
+
 @pytest.mark.parametrize("way", ["graph", "eager"])
 def test_a_checkpoint_goes_on_in_the_other_way(config: Config, way: str, tmp_path: Path) -> None:
     other = "eager" if way == "graph" else "graph"

@@ -1,0 +1,1 @@
+"""Does `leadline explain` name what went wrong? See __main__.py."""

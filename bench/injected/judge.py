@@ -1,0 +1,118 @@
+"""What explain says of every training, and the shares of what is right."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from bench.injected.faults import KINDS, Case, case_of
+from bench.injected.trainings import WATCHED
+
+RESULTS = Path(__file__).parents[1] / "results"
+COLUMNS = [
+    "table", "training", "fault", "seed", "at", "put", "named", "where", "since", "right", "alarm", "shown", "others",
+]  # fmt: skip
+ABOUT = 20  # updates by which the first of a slow fault may be told wrongly
+
+
+def judge(folder: Path) -> None:
+    """What explain says of every training in a folder, beside those of other folders."""
+    rows = {(row["training"], row["fault"], row["seed"]): row for row in _rows()}
+    for truth in sorted(folder.glob("*/truth.txt")):
+        row = _judged(case_of(truth.parent.name), truth.parent)
+        rows[row["training"], row["fault"], row["seed"]] = row
+    with (RESULTS / "injected.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(sorted(rows.values(), key=_order))
+    tell()
+
+
+def _rows() -> list[dict[str, str]]:
+    return list(csv.DictReader((RESULTS / "injected.csv").open(encoding="utf-8")))
+
+
+def _order(row: dict[str, str]) -> tuple[int, str, str, str]:
+    return int(row["seed"]), row["table"], row["fault"], row["training"]
+
+
+def _judged(case: Case, folder: Path) -> dict[str, str]:
+    from leadline import alarm, flight, history
+    from leadline.diagnose.explain import explain
+
+    put, measured = (folder / "truth.txt").read_text(), flight.read(folder)
+    causes = explain(folder).causes
+    first = causes[0] if causes else None
+    seer = alarm.Seer()
+    alarms = [row["update"] for row in measured if "loss" in row and seer.see(row)]
+    alarms += [cause.update + _until_look(cause.update) for cause in causes if cause.kind == "norm"]
+    # Where a sudden fault begins, every update counts; a norm is only looked at every WATCHED updates.
+    reach = ABOUT if case.table == "slow" else WATCHED if case.fault == "norm" else 1
+    right = (
+        first is not None
+        and first.kind == case.kind
+        and abs(first.update - case.at) <= reach
+        and _is_place(first.where, "embeddings" if case.fault in ("embedding", "decay") else put)
+    )
+    after = [update for update in alarms if case.fault and update >= case.at]
+    shown = _shown(history.read(folder).points("valid_nll"), case.at) if case.fault else ""
+    values = [
+        case.table, case.training, case.fault, case.seed, case.at if case.fault else "", put,
+        first.kind if first else "", first.where if first else "", first.update if first else "",
+        int(right) if case.fault else int(not first),
+        min(after, default="") if case.fault else min(alarms, default=""), shown, len(causes) - 1 if causes else 0,
+    ]  # fmt: skip
+    return dict(zip(COLUMNS, map(str, values), strict=True))
+
+
+def _until_look(update: int) -> int:
+    return -update % WATCHED
+
+
+def _is_place(where: str, put: str) -> bool:
+    """`put` is the name of a weight or a norm: of the sublayer, of its residual connection, or of its block."""
+    if not put or ("norm" not in put and "ln_" not in put):
+        return not put or (bool(where) and put.startswith(where))
+    names = {"ln_1": "attn", "ln_2": "mlp", "attn_residual": "attn", "cross_residual": "cross", "ffn_residual": "ffn"}
+    home, parts = [], put.split(".")
+    for part in parts:
+        home.append(names.get(part, part))
+    return where == ".".join(home[: home.index(home[-1])] if home[-1] == "norm" else home)
+
+
+def _shown(points: tuple[list[float], list[float]], at: int) -> Any:
+    """The first validation after a fault that is worse than the best before it."""
+    updates, losses = points
+    best = min((loss for update, loss in zip(updates, losses, strict=True) if update < at), default=0.0)
+    return next((int(u) for u, loss in zip(updates, losses, strict=True) if u >= at and loss > best + 0.02), "")
+
+
+def tell() -> None:
+    """The shares, from the file."""
+    rows = _rows()
+    for table, seed in sorted({(row["table"], int(row["seed"])) for row in rows if row["fault"]}):
+        some = [row for row in rows if (row["table"], row["seed"]) == (table, str(seed))]
+        right = sum(int(row["right"]) for row in some)
+        kinds = sum(row["named"] == KINDS.get(row["fault"], row["fault"]) for row in some)
+        shown = [row for row in some if row["shown"]]
+        early = sum(bool(row["alarm"]) and int(row["alarm"]) <= int(row["shown"]) for row in shown)
+        role = "judges" if seed % 2 else "thresholds were chosen on it"
+        print(
+            f"{table}, seed {seed} ({role}): {len(some)} faults, {kinds} of the right kind, {right} with the right "
+            f"place and update; the validation loss shows {len(shown)}, of {early} of which an alarm came before"
+        )
+    healthy = [row for row in rows if not row["fault"]]
+    said, alarmed = (sum(bool(row[key]) for row in healthy) for key in ("named", "alarm"))
+    print(f"{len(healthy)} healthy trainings: explain found a fault in {said}, {alarmed} had an alarm")
+    _tell_saved()
+
+
+def _tell_saved() -> None:
+    """How far from the undisturbed training each bad batch left its own, rolled back and not."""
+    rows = list(csv.DictReader((RESULTS / "rollback.csv").open(encoding="utf-8")))
+    ends = {(row["training"], row["seed"], row["how"]): float(row["valid_nll"]) for row in rows}
+    for how in ("ignore", "rollback"):
+        apart = [loss - ends[t, seed, "undisturbed"] for (t, seed, done), loss in ends.items() if done == how]
+        near = sum(abs(nats) <= 0.02 for nats in apart)
+        print(f"{how}: {near} of {len(apart)} within 0.02 nats of the undisturbed training, {max(apart):.4f} at most")
