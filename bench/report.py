@@ -25,6 +25,7 @@ COLUMNS = {
     "target_tokens_per_second": ("target tokens/s", ",.0f"),
     "tokens_per_second": ("tokens/s", ",.0f"),
     "sentences_per_second": ("sentences/s", ",.0f"),
+    "best_sentences_per_second": ("the fastest pass", ",.0f"),
     "output_tokens_per_second": ("output tokens/s", ",.0f"),
     "pairs_per_second": ("pairs/s", ",.0f"),
     "tflops": ("TFLOP/s", ".3g"),
