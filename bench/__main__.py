@@ -32,6 +32,7 @@ COMMANDS = {
     "generate": "gpt2-tiny",
     "decode": "small",
     "ctranslate2": "iwslt14",
+    "exports": "trained",
     "memory": "memory-tiny",
     "agree": "tiny",
     "profile": "iwslt14-gpu",
@@ -55,10 +56,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], help="contestants whose name holds one of these")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: for a busy machine, see docs")
     parser.add_argument("--slow", action="store_true", help="also contestants that take minutes to compile")
-    parser.add_argument("--run", type=Path, help="decode, ctranslate2: a trained run folder")
-    parser.add_argument("--text", type=Path, help="decode: sentences, one a line; prepare, command: text")
+    parser.add_argument("--run", type=Path, help="decode, ctranslate2, exports: a trained run folder")
+    parser.add_argument("--text", type=Path, help="with --run: sentences, one a line; prepare, command: text")
     parser.add_argument("--reference", type=Path, help="ctranslate2: their translations, one a line")
-    parser.add_argument("--sentences", type=int, default=0, help="decode, ctranslate2, generate: only so many")
+    parser.add_argument("--sentences", type=int, default=0, help="decode, ctranslate2, exports, generate: only so many")
     parser.add_argument("--languages", nargs=2, default=["de", "en"], help="prepare, command: of the text folder")
     parser.add_argument("--depths", nargs="+", type=int, default=[], help="memory: layers of each stack")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
@@ -83,7 +84,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         slow=arguments.slow,
         clock=time.process_time if arguments.clock == "cpu" else time.perf_counter,
     )
-    peak = 0.0 if what in ("prepare", "depth", "command", "start", "loop") else matrix_peak(setting)
+    peak = 0.0 if what in ("prepare", "depth", "command", "start", "loop", "exports") else matrix_peak(setting)
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"
     facts = {
         "what": what,

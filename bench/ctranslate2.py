@@ -13,6 +13,7 @@ is noise.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -117,7 +118,9 @@ def converted(model: Transformer, threads: int) -> Any:
         )
 
 
-def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:
+def run(
+    size: Size, setting: Setting, peak: float, arguments: argparse.Namespace
+) -> list[Row] | tuple[list[Row], list[str]]:
     """Each has the batch its authors chose: theirs is 2048 tokens in their examples."""
     if arguments.run:
         return of_run(arguments.run, arguments.text, arguments.reference, arguments.sentences, setting)
@@ -134,9 +137,9 @@ def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace
     return compete({name: partial(Work, way, count, "sentences") for name, way in ways.items()}, setting)
 
 
-def of_run(run: Path, text: Path, reference: Path | None, count: int, setting: Setting) -> list[Row]:
-    """A trained translator, from text to text; BLEU where there are references."""
-    trained = load(run, device="cpu")
+def of_run(run: Path, text: Path, reference: Path | None, count: int, setting: Setting) -> tuple[list[Row], list[str]]:
+    """A trained translator, from text to text; BLEU where there are references; how busy the machine was."""
+    trained, before = load(run, device="cpu"), os.getloadavg()[0]
     lines = text.read_text(encoding="utf-8").splitlines()[: count or None]
     expected = reference.read_text(encoding="utf-8").splitlines()[: len(lines)] if reference else []
     if reference and len(expected) != len(lines):
@@ -154,11 +157,15 @@ def of_run(run: Path, text: Path, reference: Path | None, count: int, setting: S
             ways[name] = _by_card(trained, out, lines, outputs, name)
         rows = compete({name: partial(Work, way, len(lines), "sentences") for name, way in ways.items()}, setting)
     for row in rows:
+        if "seconds" in row:
+            row["best_sentences_per_second"] = len(lines) / min(row["seconds"])
         if written := outputs.get(row["contestant"]):
             row["same_output"] = sum(map(str.__eq__, written, outputs.get("leadline", written))) / len(lines)
             if expected:
                 row |= corpus_scores(written, expected, trained.tokenizer, trained.tokenizer.config.target_lang)
-    return rows
+    busy = f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} threads"
+    signatures = {row["bleu_signature"] for row in rows if "bleu_signature" in row}
+    return rows, [busy, *(f"BLEU: {signature}" for signature in signatures)]
 
 
 def _by_card(

@@ -1,4 +1,4 @@
-"""RUN/evaluations: what `leadline evaluate` found by direction, as JSON and as CSV; a report reads it. No torch."""
+"""RUN/evaluations: what `leadline evaluate` measured, as JSON; of many directions also as CSV. No torch."""
 
 from __future__ import annotations
 
@@ -13,31 +13,43 @@ COLUMNS = ("direction", "kind", "sentences", "bleu", "chrf", "off_target", "off_
 
 
 def write(run: Path, facts: Facts, apart: Iterable[str] = ()) -> list[str]:
-    """SPLIT.json and SPLIT.csv; what to say of it.
+    """SPLIT.json, and of many directions SPLIT.csv; what to say of it.
 
     `apart`: how it differs from the whole split with the best checkpoint, which has a name of its own then.
     """
-    folder, rows = run / "evaluations", facts["by_direction"]
+    folder, rows = run / "evaluations", facts.get("by_direction")
     name = "-".join([facts["split"], *(re.sub(r"[^\w+=.]+", "-", each) for each in apart)])
     try:
         folder.mkdir(exist_ok=True)
         write_json(folder / f"{name}.json", facts)
+        if rows is None:
+            return []
         with written(folder / f"{name}.csv") as file:
             writer = csv.DictWriter(file, [*COLUMNS, "bleu_signature", "chrf_signature"], extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
     except OSError as error:
-        return [f"the table is not written to {folder}: {reason(error)}"]
+        return [f"the scores are not written to {folder}: {reason(error)}"]
     return [f"{folder / name}.json and .csv hold this table; leadline report {run} shows it as a heat map"]
 
 
-def read(run: Path) -> Iterator[Facts]:
-    """Every table, `name` being that of its file; what cannot be read is left out."""
+def every(run: Path) -> Iterator[Facts]:
+    """All of them, `name` being that of its file; what cannot be read is left out."""
     for path in sorted((run / "evaluations").glob("*.json")):
         try:
             facts = read_json(path)
+        except (OSError, ValueError):
+            continue
+        if isinstance(facts, dict):
+            yield facts | {"name": path.stem}
+
+
+def read(run: Path) -> Iterator[Facts]:
+    """Those by direction."""
+    for facts in every(run):
+        try:
             rows = [(row["direction"], float(row["bleu"]), row["kind"]) for row in facts["by_direction"]]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             continue
         if rows and all(isinstance(direction, str) for direction, *_ in rows):
-            yield facts | {"name": path.stem}
+            yield facts

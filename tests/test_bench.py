@@ -161,6 +161,19 @@ def test_ctranslate2_beside_a_trained_run_has_a_score_and_says_what_is_the_same(
     assert [row["contestant"] for row in facts["rows"]] == ["leadline", "CTranslate2, float32", "CTranslate2, int8"]
     assert all(0 <= row["bleu"] <= 100 and row["bleu_signature"] for row in facts["rows"])
     assert facts["rows"][0]["same_output"] == 1
+    assert "load average" in facts["notes"][0]
+
+
+@pytest.mark.slow
+def test_exports_say_why_a_translation_differs(finished: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("ctranslate2")
+    text = tmp_path / "text"
+    text.write_text(f"zwölf\n\n{'eins ' * 300}\ndrei Tage\n", encoding="utf-8")
+    facts = bench("exports", "--run", str(finished), "--text", str(text), out=tmp_path)
+    for row in facts["rows"]:
+        assert (row["sentences"], row["too_long"], row["by_unexplained"]) == (2, 1, 0)
+        assert row["same"] + sum(row[f"by_{kind}"] for kind in ("limit", "end", "tie")) == 2
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), depth.SIZES["depth-tiny"].depths)

@@ -227,9 +227,8 @@ def evaluate(
     if not world.leads:
         return
     facts = {"run": str(run), "split": split, "checkpoint": trained.checkpoint} | scores
-    if "by_direction" in facts:
-        other = [] if which == "best" else ["checkpoint", which]
-        tell(evaluations.write(run, facts, ["+".join(wanted)] * bool(wanted) + other + (assignments or [])))
+    other = [] if which == "best" else ["checkpoint", which]
+    tell(evaluations.write(run, facts, ["+".join(wanted)] * bool(wanted) + other + (assignments or [])))
     if "by_direction" in facts and not as_json:
         print_by_direction(facts)
         facts = {key: value for key, value in facts.items() if key not in ("by_direction", "by_origin", "signatures")}

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from leadline import evaluations, history
 from leadline.config import Config
 from leadline.data.directions import arrow, sources, targets
 from leadline.data.sources import parse
+from leadline.diagnose import explain, inspection
+from leadline.errors import UserError
 from leadline.exchange import usage
 from leadline.files import to_json, write_text
 from leadline.placement import find
@@ -50,6 +54,8 @@ def write(run: Path, trained: Trained, out: Path, to: str, title: str, notes: Se
         _data(run, trained),
         "## Training",
         _training(run, trained),
+        "## Verdict",
+        _verdict(run),
         "## Scores",
         _scores(run, trained.checkpoint),
         "## Licence",
@@ -105,27 +111,67 @@ TOLD = {
     "train": ("updates", "epochs", "batch_tokens", "label_smoothing", "precision", "seed"),
     "model": ("dropout", "attention_dropout", "init"),
 }
+SEARCH = ("beam", "length_penalty", "max_ratio")  # with which a translator is scored
 
 
 def _training(run: Path, trained: Trained) -> str:
     config: Config = trained.config
     code = facts_of(run).get("code") or {}
     commit = f", commit {code['commit'][:12]}" if isinstance(code.get("commit"), str) else ""
+    told = TOLD | ({"decode": SEARCH} if config.model.architecture == "encoder-decoder" else {})
     lines = [f"| `{section}.{key}` | {_plain(getattr(getattr(config, section), key))} |"
-             for section, keys in TOLD.items() for key in keys]  # fmt: skip
+             for section, keys in told.items() for key in keys]  # fmt: skip
     begun = f"Checkpoint {trained.checkpoint} of the run{commit}. All keys are in its config.toml; the main ones:"
     return "\n".join([begun, "", "| key | value |", "|---|---|", *lines])
 
 
+def _verdict(run: Path) -> str:
+    """What `leadline inspect` said, where it was told to save that in the run; then how the training went."""
+    said: list[str] = []
+    if (run / "inspection.json").exists():
+        try:
+            saved = replace(inspection.load(run), name=run.resolve().name)  # not where it lies
+            said += ["`leadline inspect` said:", "", *_quoted(inspection.lines(saved)), ""]
+        except UserError:
+            said += ["The run has an inspection that cannot be read.", ""]
+    measured = history.read(run)
+    losses = measured.points("loss")[1]
+    if not losses:
+        return "\n".join([*said, "Leadline has not trained it: it was imported."])
+    diverged = [None] in (measured.curve(key)[1][-1:] for key in ("loss", "grad_norm", "valid_nll"))
+    last = losses[-10:]
+    said.append(
+        f"The training {'diverged: its last numbers are not finite' if diverged else 'did not diverge'}. Its loss "
+        f"began at {losses[0]:.3f} and ended at {statistics.median(last):.3f} (median of the last {len(last)} logged)."
+    )
+    updates, valid = measured.points("valid_nll")
+    if valid:
+        best = min(range(len(valid)), key=valid.__getitem__)
+        said.append(f"The validation loss was lowest at update {updates[best]:.0f}: {valid[best]:.4f} nats.")
+    try:
+        explained = explain.explain(run)
+        said += ["`leadline explain` says:", "", *_quoted(explain.lines(explained)[: 1 if explained.healthy else 3])]
+    except UserError:
+        pass
+    return "\n".join(said)
+
+
+def _quoted(lines: Sequence[str]) -> list[str]:
+    return [f"- {_plain(line)}" for line in lines]
+
+
 def _scores(run: Path, checkpoint: str) -> str:
-    """What was measured of this checkpoint: tables of leadline evaluate, and the evaluation when it was written."""
+    """What was measured of this checkpoint: by leadline evaluate, and the evaluation when it was written."""
     parts = []
-    for facts in evaluations.read(run):
-        if facts.get("checkpoint") == checkpoint:
-            parts.append(_table(facts))
+    tables = {facts["name"]: _table(facts) for facts in evaluations.read(run) if facts.get("checkpoint") == checkpoint}
+    for facts in evaluations.every(run):
+        if facts.get("checkpoint") == checkpoint and ("by_direction" not in facts or facts["name"] in tables):
+            told = tables.get(facts["name"]) or "\n".join(_told(facts))
+            parts.append(f"`leadline evaluate`, {_plain(facts['name'])}:\n\n{told}")
     known = [row for row in history.read(run).rows if "valid_nll" in row]
     if known := [row for row in known if f"{row['update']:08d}" == checkpoint]:
-        parts.append("\n".join(["On the validation split, while it was trained:", "", *_told(known[-1])]))
+        named = {name.removeprefix("valid_"): value for name, value in known[-1].items() if name.startswith("valid_")}
+        parts.append("\n".join(["On the validation split, while it was trained:", "", *_told(named)]))
     return "\n\n".join(parts) or "None were measured of this checkpoint."
 
 
@@ -139,11 +185,11 @@ def _table(facts: dict[str, Any]) -> str:
     told = signatures.items() if isinstance(signatures, dict) else []
     lines = [f"- {_plain(signature)}: {_plain(names)}" for signature, names in told]
     heads = ["| direction | BLEU | chrF |", "|---|---|---|"]
-    return "\n".join([f"{_plain(facts['name'])}:", "", *heads, *rows, "", *lines])
+    return "\n".join([*heads, *rows, "", *lines])
 
 
 def _told(row: dict[str, Any]) -> list[str]:
-    names = [name for name in row if name.startswith("valid_") and isinstance(row[name], int | float)]
-    told = [f"- {name.removeprefix('valid_').replace('_', ' ')}: {row[name]:.4g}" for name in names]
-    signatures = {name: row[name] for name in row if name.endswith("_signature")}
-    return told + [f"- {name.removeprefix('valid_').replace('_', ' ')}: `{text}`" for name, text in signatures.items()]
+    numbers = {name: f"{value:,}" for name, value in row.items() if type(value) is int}
+    numbers |= {name: f"{value:.4g}" for name, value in row.items() if isinstance(value, float)}
+    signatures = {name: _plain(value) for name, value in row.items() if name.endswith("_signature")}
+    return [f"- {_plain(name.replace('_', ' '))}: {value}" for name, value in (numbers | signatures).items()]

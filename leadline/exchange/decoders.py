@@ -203,8 +203,12 @@ def _model(described: dict[str, Any], kind: Kind, folder: Path) -> ModelConfig:
     if not kind.places:
         rope = given("rope_parameters", given("rope_scaling", {}))
         rope = rope if isinstance(rope, dict) else {}
-        if rope.get("rope_type", rope.get("type", "default")) != "default" or rope.get("partial_rotary_factor", 1) != 1:
+        partial = rope.get("partial_rotary_factor", given("partial_rotary_factor", 1))
+        if rope.get("rope_type", rope.get("type", "default")) != "default" or partial != 1:
             raise UserError(f"{where}: rotary positions that are scaled have no counterpart here")
+        layers = given("layer_types", [])
+        if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
+            raise UserError(f"{where}: layer_types has no counterpart here, only full_attention in every layer")
         theta = rope.get("rope_theta", given("rope_theta", 10000.0))
         values["rotary_theta"] = float(theta) if type(theta) is int else theta
         heads, width = values["heads"], number("head_dim", 128 if kind is QWEN3 else 0)

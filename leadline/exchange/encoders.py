@@ -49,6 +49,11 @@ def save(trained: Trained, out: Path, labels: list[str] | None = None) -> list[s
     notes = []
     if has_bare_output(config):
         notes.append(f"{bert.architecture(config, kind)} has no output matrix: it is left out")
+    if config.head == "linear" and not config.classes and not config.pooler:
+        notes.append(
+            f"{bert.architecture(config, kind)} predicts no words: the output matrix, which is that of the embeddings, "
+            "has no place in it"
+        )
     if config.pooler and not config.classes and (kind is bert.PRE or config.head == "bert"):
         notes.append(f"{bert.architecture(config, kind)} has no pooler: it is left out")
     if config.head == "bert" and config.classes and kind is bert.PRE:

@@ -37,6 +37,10 @@ def description(folder: Path) -> dict[str, Any]:
     described = read_json(path)
     if own := sorted(_own_code(described)):
         raise UserError(f"{path} names code of its own ({', '.join(own)}), which is never run: give a model without it")
+    if described.get("quantization_config"):
+        raise UserError(
+            f"{path} has a quantization_config: its weights are rounded, give the model that they were made of"
+        )
     return described
 
 

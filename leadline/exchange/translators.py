@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from leadline import config as configuration
-from leadline.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
+from leadline.config import Config, DataConfig, ModelConfig, TrainConfig
 from leadline.data.directions import targets
 from leadline.data.tokenizer import BOS, EOS, PAD, SPECIAL, TARGET, Tokenizer, tag
 from leadline.errors import UserError
 from leadline.exchange import folder as folders
-from leadline.exchange import formats, texts, vocabulary
+from leadline.exchange import formats, searches, texts, vocabulary
 from leadline.exchange.decoder_kinds import ACTIVATIONS
 from leadline.exchange.folding import Scale, as_post_ln, scales_embeddings, stacks
 from leadline.files import write_json
@@ -218,11 +218,15 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
         model=dataclasses.replace(shape, head="bias" if theirs["final_logits_bias"].any() else "linear"),
         data=_data(described, own, folder, out, tokenizer.vocab_size),
         train=TrainConfig(updates=1, precision="fp32"),
-        decode=_decode(folder, described),
+        decode=searches.decode(folder, described),
     )
     model = Transformer(tokenizer.vocab_size, **configuration.to_dict(config.model))
     used = from_theirs(model, theirs, kind)
     folders.make_run(out, config, model, tokenizer)
+    notes += searches.notes(folder, described, rows[PAD])
+    if languages := vocabulary.tags(tokenizer.piece(number) for number in range(tokenizer.vocab_size)):
+        more = f" and {len(languages) - 8} more" if len(languages) > 8 else ""
+        notes.append(f"a text may begin with the tag of a language to write: {' '.join(languages[:8])}{more}")
     if (before := own.get("placement", config.model.placement)) != config.model.placement:
         now = config.model.placement
         notes.append(f"it was trained as {before}, whose factors are in the weights now, and goes on as {now}")
@@ -292,6 +296,8 @@ def _model(described: dict[str, Any], theirs: dict[str, Tensor], kind: Kind, fol
         "normalize_before": kind.final,
         "add_final_layer_norm": kind.final,
         "normalize_embedding": False,
+        "layernorm_embedding": False,  # as old files call it
+        "do_blenderbot_90_layernorm": False,
     }
     must["decoder_vocab_size"] = described.get("vocab_size")
     for key, value in must.items():
@@ -318,6 +324,8 @@ def _data(described: dict[str, Any], own: dict[str, Any], folder: Path, out: Pat
     path = folder / "tokenizer_config.json"
     settings = folders.read_json(path) if path.exists() else {}
     languages = {key: settings[key] for key in ("source_lang", "target_lang") if isinstance(settings.get(key), str)}
+    if len(languages) == 2 and len({*languages.values()}) == 1:  # sources are told from targets by their language
+        languages = {"source_lang": "source", "target_lang": "target"}
     kept = _section(own, "data") or languages
     values = {key: value for key, value in kept.items() if key in KEPT} | {
         "source": f"imported:{folder.absolute()}",
@@ -330,11 +338,3 @@ def _data(described: dict[str, Any], own: dict[str, Any], folder: Path, out: Pat
 def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
     section = values.get(key)
     return section if isinstance(section, dict) else {}
-
-
-def _decode(folder: Path, described: dict[str, Any]) -> DecodeConfig:
-    path = folder / "generation_config.json"
-    search = folders.read_json(path) if path.exists() else described
-    values = {"beam": search.get("num_beams"), "length_penalty": search.get("length_penalty")}
-    known = {key: value for key, value in values.items() if value is not None}
-    return configuration.from_dict(known, DecodeConfig, f"{path}: decode.")

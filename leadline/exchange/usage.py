@@ -27,9 +27,10 @@ def limits(trained: Trained) -> list[str]:
         return [f"At most {longest} tokens."]
     told = [
         f"At most {longest - 1 - translators.tags_in_source(trained)} tokens of a sentence, its end not counted: "
-        "`leadline translate` cuts longer ones, this does not.",
+        "`leadline translate` translates longer ones in pieces, the lines above leave their rest out.",
         f"`leadline translate` also ends a translation at {trained.config.decode.max_ratio:g} times its source and 20 "
-        f"tokens, where a model repeats itself; here the limit is {longest} tokens.",
+        f"tokens, where a model repeats itself; here the limit is {longest} tokens. There it counts the score of the "
+        "end, which transformers gives for nothing and CTranslate2 leaves out.",
     ]
     if trained.tokenizer.config.directions:
         known = ", ".join(tag(language) for language in targets(trained.tokenizer.config.directions))
@@ -55,7 +56,7 @@ def _by_transformers(start: str) -> str:
 {FOLDER}tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForSeq2SeqLM.from_pretrained(folder)
 # texts
-batch = tokenizer(texts, return_tensors="pt", padding=True)
+batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
 tokens = model.generate(**batch{option})
 written = tokenizer.batch_decode(tokens, skip_special_tokens=True)
 print(written)
@@ -71,6 +72,7 @@ from tokenizers import Tokenizer
 {FOLDER}translator = ctranslate2.Translator(folder, device="cpu")
 tokenizer = Tokenizer.from_file(folder + "/tokenizer.json")
 tokenizer.encode_special_tokens = {not tagged}
+tokenizer.enable_truncation({trained.model.config.max_length})
 # texts
 results = translator.translate_batch(
     [encoding.tokens for encoding in tokenizer.encode_batch(texts)],

@@ -7,6 +7,7 @@ pieces of both. Pieces that only the other one has are the last resort: characte
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ LAST_RESORT = 1000.0  # less likely than the least likely piece
 
 def read(folder: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[int]]:
     """The tokenizer, and for each of its tokens the row of its embeddings."""
+    if (folder / "source.spm").exists() and (folder / "vocab.json").exists():  # a tokenizer.json beside splits one side
+        return _of_opus(folder, described)
     if (folder / "tokenizer.json").exists():
         return _renumbered(folder / "tokenizer.json", described)
-    if (folder / "source.spm").exists() and (folder / "vocab.json").exists():
-        return _of_opus(folder, described)
     raise UserError(
         f"{folder} has neither tokenizer.json nor OPUS-MT's source.spm and vocab.json: save the tokenizer with "
         "transformers' save_pretrained"
@@ -79,6 +80,11 @@ def _renumbered(path: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[
 
 
 def _of_opus(folder: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[int]]:
+    settings = folder / "tokenizer_config.json"
+    if (folder / "target_vocab.json").exists() or (settings.exists() and read_json(settings).get("separate_vocabs")):
+        raise UserError(
+            f"{folder} has a vocabulary for each side (target_vocab.json): only a shared one can be imported"
+        )
     numbers = read_json(folder / "vocab.json")
     names = {number: piece for piece, number in numbers.items() if type(number) is int}
     if len(names) != len(numbers) or sorted(names) != list(range(len(names))):
@@ -103,6 +109,10 @@ def _unigram(names: list[str], path: Path) -> BPE:
     bpe.pre_tokenizer = pre_tokenizers.Metaspace()
     bpe.decoder = decoders.Metaspace()
     bpe.add_special_tokens(SPECIAL)
-    tags = [name for name in names if name.startswith(">>") and name.endswith("<<")]
-    bpe.add_tokens([AddedToken(name, normalized=False) for name in tags])  # ">>fra<<" before a text asks for French
+    bpe.add_tokens([AddedToken(name, normalized=False) for name in tags(names)])
     return bpe
+
+
+def tags(names: Iterable[str]) -> list[str]:
+    """OPUS-MT's, such as ">>fra<<", which before a text asks for French."""
+    return [name for name in names if name.startswith(">>") and name.endswith("<<")]

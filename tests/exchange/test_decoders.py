@@ -91,9 +91,9 @@ def test_an_exported_language_model_gives_the_same_logits_and_comes_back(
 ) -> None:
     architecture, options = OURS[name]
     trained = run_of(tokenizer, **options)
-    before = [p.clone() for p in trained.model.parameters()]
+    before = {name: p.clone() for name, p in trained.model.named_parameters()}
     huggingface.save(trained, tmp_path / "folder")
-    assert all(torch.equal(a, b) for a, b in zip(before, trained.model.parameters(), strict=True))
+    assert all(torch.equal(before[name], p) for name, p in trained.model.named_parameters())
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32).eval()
     assert type(model).__name__ == architecture
     assert_same(theirs(model), ours(trained.model))
@@ -101,7 +101,17 @@ def test_an_exported_language_model_gives_the_same_logits_and_comes_back(
     there = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
     assert there(text)["input_ids"] == tokenizer.encode([text], "en")[0]
     assert huggingface.load(tmp_path / "folder", tmp_path / "run") == []
-    assert_same(ours(load(tmp_path / "run", "last", "cpu").model), ours(trained.model))
+    back = load(tmp_path / "run", "last", "cpu")
+    assert_same(ours(back.model), ours(trained.model))
+    if options.get("placement", "pre_ln") in ("pre_ln", "post_ln", "res_post_ln"):  # else a factor is in the weights
+        scaled = ("target_embed.tokens", "decoder.final", "ffn_residual.norm", "positions")  # by √D and its inverse
+        kept = {name: p for name, p in back.model.named_parameters() if not any(part in name for part in scaled)}
+        assert len(kept) >= 12
+        assert all(torch.equal(before[name], p) for name, p in kept.items())
+    huggingface.save(back, tmp_path / "again")
+    files = [load_file(tmp_path / folder / "model.safetensors") for folder in ("folder", "again")]
+    assert files[0].keys() == files[1].keys()
+    assert all(torch.equal(files[0][key], files[1][key]) for key in files[0])
 
 
 SMALL = {"vocab_size": 270, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -188,6 +198,8 @@ def test_what_theirs_is_not_is_refused(options: dict, needs: str, tokenizer: Tok
     ("name", "change", "complaint"),
     [
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rotary positions that are scaled"),
+        ("llama", {"partial_rotary_factor": 0.5, "rope_parameters": None}, "rotary positions that are scaled"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has no counterpart here"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' has no counterpart here, only 'silu'"),
         ("llama", {"attention_bias": True}, "mlp_bias=False has no counterpart here, only True"),
         ("llama", {"intermediate_size": 32}, r"gate_proj.weight is \(24, 16\), and config.json makes it \(32, 16\)"),

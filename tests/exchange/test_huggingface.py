@@ -101,6 +101,13 @@ def test_an_exported_run_gives_the_same_scores(changes: dict, tokenizer: Tokeniz
         body = theirs.base_model(**batch).last_hidden_state
         close(body[mask], hidden[: len(tokens)])
     assert all(torch.equal(before[name], p) for name, p in run.model.named_parameters())
+    huggingface.load(tmp_path / "out", tmp_path / "run")
+    back = load(tmp_path / "run", device="cpu")
+    close(ours(back.model, tokens, segments)[: len(tokens)], hidden[: len(tokens)])
+    huggingface.save(back, tmp_path / "again")
+    files = [load_file(tmp_path / folder / "model.safetensors") for folder in ("out", "again")]
+    assert files[0].keys() == files[1].keys()
+    assert all(torch.equal(files[0][key], files[1][key]) for key in files[0])
     if "classes" in changes:
         whole = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "out").eval()
         firsts = torch.from_numpy(np.cumsum(LENGTHS) - LENGTHS)
@@ -134,6 +141,15 @@ def test_the_exported_tokenizer_gives_the_same_tokens(tokenizer: Tokenizer, tmp_
     assert theirs.mask_token_id == tokenizer.special("[MASK]")
     assert theirs.pad_token_id == tokenizer.special("[PAD]")
     assert theirs.model_max_length == 24
+
+
+def test_a_run_without_a_head_says_that_its_output_stays_behind(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    run = run_of(tokenizer, placement="post_ln", head="linear")
+    assert huggingface.save(run, tmp_path / "out") == [
+        "BertModel predicts no words: the output matrix, which is that of the embeddings, has no place in it"
+    ]
+    classifier = run_of(tokenizer, placement="post_ln", head="linear", classes=2)
+    assert huggingface.save(classifier, tmp_path / "classifier") == []
 
 
 def test_what_cannot_go_along_is_said(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 
 from leadline.config import Config, DataConfig
 from leadline.data.tokenizer import EOS, Tokenizer, learn
+from leadline.diagnose.inspection import Inspection
+from leadline.diagnose.verdict import Verdict
 from leadline.errors import UserError
 from leadline.exchange import ctranslate2, formats, huggingface
 from leadline.exchange.export import export
@@ -195,6 +198,36 @@ def test_the_card_s_own_lines_translate_as_we_do(
         assert "license:  # yours to fill in" in card
 
 
+def test_the_card_has_scores_with_their_signatures_and_the_verdict(
+    leadline: Callable[..., Any], finished: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    answer = leadline("evaluate", run, "--split", "valid", "--checkpoint", "last", "--json")
+    scores = json.loads(answer.out)
+    assert leadline("export", run, tmp_path / "out", "--checkpoint", "last").code == 0
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert f"- bleu: {scores['bleu']:.4g}\n" in card.partition("`leadline evaluate`, valid-checkpoint-last:")[2]
+    assert f"- bleu signature: {scores['bleu_signature']}".replace("|", r"\|") in card
+    assert "| `decode.beam` |" in card
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert f"The training did not diverge. Its loss began at {losses[0]:.3f} and ended at " in card
+    assert "`leadline explain` says:\n\n- run: no sudden fault" in card
+
+    verdict = Verdict("trains at the rate asked for", True, 0.97, 1e-3, 0, 1e-2, 0, "encoder")
+    Inspection("/home/me/run", [], [], [], verdict, {}).save(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 21, "loss": null}\n')
+    assert leadline("export", run, tmp_path / "again", "--checkpoint", "last").code == 0
+    card = (tmp_path / "again" / "README.md").read_text(encoding="utf-8")
+    assert "`leadline inspect` said:\n\n- run: trains at the rate asked for" in card
+    assert "/home/me" not in card
+    assert "The training diverged: its last numbers are not finite." in card
+    (run / "inspection.json").write_text("{}")
+    assert leadline("export", run, tmp_path / "third", "--checkpoint", "last").code == 0
+    assert "an inspection that cannot be read" in (tmp_path / "third" / "README.md").read_text(encoding="utf-8")
+
+
 def test_what_a_config_says_is_text_in_the_card(tmp_path: Path) -> None:
     evil = 'de"); print("ran"); ("\n- [x](x) <b>`|'
     trained = run_of(tokenizer_of(text="moses"))
@@ -209,6 +242,25 @@ def test_what_a_config_says_is_text_in_the_card(tmp_path: Path) -> None:
     assert re.findall(r"(?<!\\)<", prose.partition("# run")[2]) == []
     head = prose.split("---")[1]
     assert json.loads(re.findall(r"^- (.*)$", head, re.MULTILINE)[0]) == evil
+
+
+@pytest.mark.parametrize("tag", ["source", "target"])
+@pytest.mark.parametrize("placement", ["pre_ln", "post_ln", "deepnorm"])
+def test_a_run_of_many_languages_comes_back(placement: str, tag: str, tmp_path: Path) -> None:
+    trained = run_of(tokenizer_of(directions=("de-en", "en-de"), tag=tag), placement=placement)
+    huggingface.save(trained, tmp_path / "folder")
+    assert not any("tag" in note for note in huggingface.load(tmp_path / "folder", tmp_path / "run"))
+    back = load(tmp_path / "run", "last", "cpu")
+    for key in ("directions", "tag", "source_lang", "target_lang", "text"):
+        assert getattr(back.config.data, key) == getattr(trained.config.data, key)
+    assert back.into("de").translate(["the sea"]) == trained.into("de").translate(["the sea"])
+    close(ours(back.model), ours(trained.model))
+    if placement != "deepnorm":
+        pairs = zip(back.model.named_parameters(), trained.model.named_parameters(), strict=True)
+        assert all(a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in pairs)
+    huggingface.save(back, tmp_path / "again")
+    files = [load_file(tmp_path / folder / "model.safetensors") for folder in ("folder", "again")]
+    assert all(torch.equal(files[0][key], files[1][key]) for key in files[0])
 
 
 def test_a_language_must_be_said_where_it_is_the_first_token(tmp_path: Path) -> None:
@@ -282,119 +334,6 @@ def test_an_imported_translator_gives_the_same_logits(kind: str, changes: dict, 
         "4 rows of the vocabulary have no token and are left out"
     ]
     close(ours(load(tmp_path / "run", "last", "cpu").model), theirs(model)[:, :80])
-
-
-@pytest.fixture(scope="module")
-def opus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as OPUS-MT's: two SentencePiece models, one numbering of both, an output bias, padding as the start."""
-    pieces = pytest.importorskip("sentencepiece")
-    folder = tmp_path_factory.mktemp("opus")
-    names = ["</s>", "<unk>"]
-    texts = {
-        "source": ["das Lot misst die Tiefe der See", "zwölf Faden, kein Grund!"],
-        "target": LINES[::3] + LINES[2::3],
-    }
-    for side, lines in texts.items():
-        (folder / side).write_text("\n".join(lines * 9))
-        pieces.SentencePieceTrainer.train(
-            input=str(folder / side),
-            model_prefix=str(folder / side),
-            vocab_size=35,
-            minloglevel=2,
-            hard_vocab_limit=False,
-        )
-        (folder / f"{side}.model").rename(folder / f"{side}.spm")
-        model = pieces.SentencePieceProcessor(str(folder / f"{side}.spm"))
-        names += [
-            piece for number in range(3, model.get_piece_size()) if (piece := model.id_to_piece(number)) not in names
-        ]
-    names += [">>eng<<", "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(names)}))
-    (folder / "tokenizer_config.json").write_text('{"source_lang": "de", "target_lang": "en"}')
-    last = len(names) - 1
-    numbers = {"pad_token_id": last, "decoder_start_token_id": last, "eos_token_id": 0, "forced_eos_token_id": 0}
-    more = {"vocab_size": len(names), "scale_embedding": True, "activation_function": "swish", "num_beams": 4}
-    model = transformers.MarianMTModel(transformers.MarianConfig(**SMALL | numbers | more)).eval()
-    scatter_but_positions(model)
-    model.final_logits_bias.copy_(torch.randn(1, len(names), generator=torch.Generator().manual_seed(1)))
-    with torch.no_grad():
-        model.model.shared.weight[last] = 0
-    model.save_pretrained(folder)
-    return folder
-
-
-def test_an_opus_mt_folder_has_its_tokens_logits_and_translations(opus: Path, tmp_path: Path) -> None:
-    assert huggingface.load(opus, tmp_path / "run") == []
-    run, model = load(tmp_path / "run", "last", "cpu"), opened(opus)
-    tokenizer = transformers.MarianTokenizer.from_pretrained(str(opus))
-    for side, text in [
-        ("de", "das Lot, zwölf Faden!"), ("de", ">>eng<< die Tiefe"), ("de", "Grund  Привет See"),
-        ("en", "the  lead sounds"), ("en", "twelve Привет fathoms!"),
-    ]:  # fmt: skip
-        given = tokenizer(**{"text" if side == "de" else "text_target": text})["input_ids"]
-        names = tokenizer.convert_ids_to_tokens(given)
-        assert [run.tokenizer.piece(n) for n in run.tokenizer.encode([text], side)[0]] == names[:-1]
-    last = model.config.vocab_size - 1
-    rows = torch.tensor([last, last, 0, 1, *range(2, last)])
-    (source,) = run.tokenizer.encode(["das Lot misst"], "de")
-    found = run.model.logits(run.model(pack_one([np.array([*source, 2])]), pack_one([np.array([1, 9, 12])])))
-    inputs = {"input_ids": rows[[*source, 2]][None], "decoder_input_ids": rows[[1, 9, 12]][None]}
-    with torch.no_grad():
-        close(found[:, 2:], model(**inputs).logits[0][:, rows[2:]])
-    assert found[:, :2].max() < -1000  # padding is never written
-    texts = ["das Lot", "kein Grund!"]
-    limits = [len(tokenizer(text)["input_ids"]) - 1 for text in texts]
-    search = {"num_beams": 5, "early_stopping": True, "bad_words_ids": [[last]], "do_sample": False}
-    written = [
-        model.generate(**tokenizer([text], return_tensors="pt"), max_new_tokens=min(24, 2 * n + 20), **search)
-        for text, n in zip(texts, limits, strict=True)
-    ]
-    assert run.translate(texts) == [tokenizer.batch_decode(row, skip_special_tokens=True)[0] for row in written]
-
-
-def test_a_run_of_an_opus_mt_folder_is_trained_and_exported(
-    opus: Path, leadline: Callable[..., Any], tmp_path: Path
-) -> None:
-    assert leadline("import", opus, tmp_path / "run").code == 0
-    for split, side in ((split, side) for split in ("train", "valid") for side in ("de", "en")):
-        (tmp_path / f"{split}.{side}").write_text(
-            "das Lot misst\ndie See\n" if side == "de" else "the lead\nthe depth\n"
-        )
-    further = leadline(
-        "train", tmp_path / "run" / "config.toml", "--out", tmp_path / "further", "--set", "train.device=cpu",
-        "--set", f"train.start={tmp_path / 'run'}", "--set", "train.start_checkpoint=last", "--set", "train.updates=2",
-        "--set", f"data.source=text:{tmp_path}", "--set", "train.batch_tokens=128",
-    )  # fmt: skip
-    assert further.code == 0, further.err
-    run = load(tmp_path / "further", "last", "cpu")
-    before = load(tmp_path / "run", "last", "cpu").tokenizer
-    english = ["the depth", "the lead sounds", "twelve fathoms"]  # pieces of single lines may be those of German too
-    assert run.tokenizer.encode(english, "en") == before.encode(english, "en") != before.encode(english, "de")
-    (_, target), *_ = run.task().store.first("train", 1)
-    assert target.tolist() == before.encode(["the lead"], "en")[0]
-    back = leadline("export", tmp_path / "further", tmp_path / "back", "--checkpoint", "last")
-    assert "split targets with the run's tokenizer.target.json" in back.err
-    huggingface.load(tmp_path / "back", tmp_path / "again")
-    again = load(tmp_path / "again", "last", "cpu")
-    assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), again.model.parameters(), strict=True))
-
-
-def test_a_sentencepiece_file_that_is_none_is_refused(opus: Path, tmp_path: Path) -> None:
-    for name in ("config.json", "model.safetensors", "vocab.json", "target.spm", "source.spm"):
-        (tmp_path / name).write_bytes((opus / name).read_bytes())
-    whole = (opus / "source.spm").read_bytes()
-    for damaged in (b"", b"not a model", whole[:-40], b"\x0a\xff" + whole):
-        (tmp_path / "source.spm").write_bytes(damaged)
-        if damaged:
-            with pytest.raises(UserError, match=r"source.spm is not a SentencePiece model: "):
-                huggingface.load(tmp_path, tmp_path / "run")
-    (tmp_path / "source.spm").write_bytes(whole + b"\x12\x02\x18\x02")  # its trainer says: BPE
-    with pytest.raises(UserError, match=r"source.spm is not a unigram model"):
-        huggingface.load(tmp_path, tmp_path / "run")
-    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 0}')
-    with pytest.raises(UserError, match=r"vocab.json does not number its pieces 0, 1, 2"):
-        huggingface.load(tmp_path, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

@@ -1,0 +1,39 @@
+"""How a folder of transformers says that its translator searches, as our config says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from leadline import config as configuration
+from leadline.config import DecodeConfig
+from leadline.exchange import folder as folders
+
+# What changes a search of theirs and has no counterpart in ours, and where it changes nothing.
+SEARCH: dict[str, Any] = {
+    "do_sample": False, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "repetition_penalty": 1.0,
+    "min_length": 0, "forced_bos_token_id": None, "suppress_tokens": None, "diversity_penalty": 0.0,
+}  # fmt: skip
+
+
+def _search(folder: Path, described: dict[str, Any]) -> dict[str, Any]:
+    """How they generate: old folders say it in config.json."""
+    path = folder / "generation_config.json"
+    said = described | (folders.read_json(path) if path.exists() else {})
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def decode(folder: Path, described: dict[str, Any]) -> DecodeConfig:
+    """Ours, as far as it has what theirs says."""
+    search = _search(folder, described)
+    values = {ours: search[key] for key, ours in (("num_beams", "beam"), ("length_penalty",) * 2) if key in search}
+    return configuration.from_dict(values, DecodeConfig, f"{folder}/generation_config.json: decode.")
+
+
+def notes(folder: Path, described: dict[str, Any], pad: int) -> list[str]:
+    """What of theirs ours does not have; `pad`, which ours never writes, may be among the bad words."""
+    search = _search(folder, described)
+    other = [f"{key}={search[key]!r}" for key, usual in SEARCH.items() if search.get(key, usual) != usual]
+    if search.get("bad_words_ids", [[pad]]) != [[pad]]:
+        other.append("bad_words_ids")
+    return [f"its search settings that have no counterpart here are left out: {', '.join(other)}"] if other else []
