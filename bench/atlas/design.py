@@ -23,6 +23,7 @@ from random import Random
 
 UPDATES = 100  # after the warm-up
 SHOWN = (20, 50, 100)  # updates after which the validation loss is taken
+PARTS = (8, 4, 2, 1)  # of a training, after which the batches are looked at by which optim.lr=auto chooses
 PROBE_STEPS = (1, 3, 8, 15, 30)
 MARGIN = 0.1  # nats
 NEAR = 0.1  # nats
