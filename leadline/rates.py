@@ -105,8 +105,7 @@ def search(trial: Trial, rates: Sequence[float], updates: int, planned: int) -> 
             fine[wanted[0]] = trial(wanted[0], last)
             tried.append(Tried(wanted[0], last, fine[wanted[0]].loss))
             left -= last + LOOK
-        at = rates.index(best(fine))  # the lower neighbour first: a longer training more often wants a lower rate
-        wanted = [rate for rate in rates[max(at - 1, 0) : at + 2] if rate not in fine]
+        wanted = _beside(best(fine), rates, coarse, fine)
     order = _badness(fine)
     failed, loss = min(order.values())
     if math.isinf(loss):
@@ -115,6 +114,19 @@ def search(trial: Trial, rates: Sequence[float], updates: int, planned: int) -> 
             "leadline inspect"
         )
     return min(rate for rate in fine if order[rate] <= (failed, loss + NEAR)), tried
+
+
+def _beside(
+    middle: float, rates: Sequence[float], coarse: Mapping[float, Ended], fine: Mapping[float, Ended]
+) -> list[float]:
+    """The neighbours that were not tried, first that on whose side the first round was better."""
+    order, at = _badness(coarse), rates.index(middle)
+    sides = {}
+    for side in (-1, 1):
+        beyond = at + side if at % 2 else at + 2 * side  # every second rate was in the first round
+        if 0 <= at + side < len(rates) and rates[at + side] not in fine:
+            sides[rates[at + side]] = order[rates[beyond]] if 0 <= beyond < len(rates) else (True, math.inf)
+    return sorted(sides, key=lambda rate: (*sides[rate], rate))
 
 
 def best(ends: Mapping[float, Ended]) -> float:
