@@ -1,9 +1,10 @@
 """A learning rate from short real trainings of the same model from the same start: what is tried, and what decides.
 
-    choice = search(trial, ladder("Adam"), budget(planned=10_000, ...))
+    choice = search(trial, ladder("Adam"), budget(planned=10_000, ...), planned=10_000)
 
-Every second rate of a fixed ladder for some updates; then the best of them and its two neighbours, from the start again
-and for twice as many. What decides is the loss on batches that none was trained on. No torch.
+Every second rate of a fixed ladder for some updates; then the best of them and its neighbours, from the start again and
+for longer, and so on until the best has both neighbours or the updates are spent. Where they are enough for it, whole
+trainings are compared. What decides is the loss on batches that none was trained on. No torch.
 
 How long a look may take is counted in updates and never in seconds, so that a busy machine chooses as an idle one.
 """
@@ -21,17 +22,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHARE = 0.03  # of the planned updates, at most
-ENOUGH = 320  # updates: a look that takes less than a minute is not longer
+ENOUGH = 1250  # updates: a look that takes less than a minute is not longer
 MINUTE = {"cpu": 1.2e12, "cuda": 3e15}  # floating-point operations that count as one
 LADDERS = {
     "SGD": (2e-3, 12),
     "": (6.25e-5, 11),
 }  # by optimizer: the lowest rate, and how many, each twice the one before
 SHORTEST = 8  # updates of a short training: fewer say nothing
+LAST = 6  # a training of the last round takes one part in so many of the look, at most ...
+KEPT = 4  # ... and there are updates left for so many of them
 LOOK = 4  # updates that a look at the other batches counts as
 OTHER = 12  # batches to look at, which no step is trained on
-COLLAPSED = 0.05  # of how much of the hidden states differs between tokens at the start: below it they are all alike
-NEAR = 0.02  # nats: of rates that end so near the best, the lowest
+COLLAPSED = 0.01  # of how much of the hidden states differs between tokens at the start: below it they are all alike
+NEAR = 0.01  # nats: of rates that end so near the best, the lowest
 LONGEST_WARMUP = 4000
 WARMUP_SHARE = 0.1  # of the planned updates
 
@@ -75,25 +78,34 @@ def budget(planned: int, operations: float, device: str, processes: int = 1) -> 
     return int(max(SHARE * planned / processes, min(ENOUGH, in_a_minute)))
 
 
-def steps(rates: int, updates: int) -> int:
-    """Updates of each short training of the first round, with what looking costs: as much as LOOK updates each time."""
-    first, second = len(range(0, rates, 2)), 3
-    return (updates - LOOK * (first + second)) // (first + 2 * second)
+def lengths(rates: int, updates: int, planned: int) -> tuple[int, int]:
+    """Updates of a training of the first round and of the last; looking costs as much as LOOK updates each time."""
+    count = len(range(0, rates, 2))
+    last = min(planned, updates // LAST - LOOK, (updates - count * (SHORTEST + LOOK)) // KEPT - LOOK)
+    return min(last, (updates - KEPT * (last + LOOK)) // count - LOOK), last
 
 
-def search(trial: Trial, rates: Sequence[float], updates: int) -> tuple[float, list[Tried]]:
+def search(trial: Trial, rates: Sequence[float], updates: int, planned: int) -> tuple[float, list[Tried]]:
     """The rate, and everything tried; a ladder that no training survives is an error."""
-    length = steps(len(rates), updates)
-    if length < SHORTEST:
-        needed = next(n for n in itertools.count(updates) if steps(len(rates), n) >= SHORTEST)
+    first, last = lengths(len(rates), updates, planned)
+    shortest = min(SHORTEST, planned)
+    if first < shortest:
+        needed = next(n for n in itertools.count(updates) if lengths(len(rates), n, planned)[0] >= shortest)
         raise UserError(
             f"a rate cannot be chosen in {max(updates, 0)} updates, and it may not take more ({SHARE:.0%} of the "
             f"training, or a minute): {needed} are needed; train longer, or give the rate as a number"
         )
-    coarse = {rate: trial(rate, length) for rate in rates[::2]}
-    order = _badness(coarse)
-    middle = rates.index(min(order, key=lambda rate: order[rate]))
-    fine = {rate: trial(rate, 2 * length) for rate in rates[max(middle - 1, 0) : middle + 2]}
+    coarse = {rate: trial(rate, first) for rate in rates[::2]}
+    tried = [Tried(rate, first, end.loss) for rate, end in coarse.items()]
+    fine = coarse if first == last else {}
+    left = updates - len(coarse) * (first + LOOK)
+    wanted = [best(coarse)]
+    while wanted and left >= last + LOOK:
+        if wanted[0] not in fine:
+            fine[wanted[0]] = trial(wanted[0], last)
+            tried.append(Tried(wanted[0], last, fine[wanted[0]].loss))
+            left -= last + LOOK
+        wanted = _beside(best(fine), rates, coarse, fine)
     order = _badness(fine)
     failed, loss = min(order.values())
     if math.isinf(loss):
@@ -101,8 +113,26 @@ def search(trial: Trial, rates: Sequence[float], updates: int) -> tuple[float, l
             f"the loss is not finite at any rate from {min(rates):g} to {max(rates):g}: look at the model with "
             "leadline inspect"
         )
-    tried = [Tried(r, n, end.loss) for ends, n in ((coarse, length), (fine, 2 * length)) for r, end in ends.items()]
     return min(rate for rate in fine if order[rate] <= (failed, loss + NEAR)), tried
+
+
+def _beside(
+    middle: float, rates: Sequence[float], coarse: Mapping[float, Ended], fine: Mapping[float, Ended]
+) -> list[float]:
+    """The neighbours that were not tried, first that on whose side the first round was better."""
+    order, at = _badness(coarse), rates.index(middle)
+    sides = {}
+    for side in (-1, 1):
+        beyond = at + side if at % 2 else at + 2 * side  # every second rate was in the first round
+        if 0 <= at + side < len(rates) and rates[at + side] not in fine:
+            sides[rates[at + side]] = order[rates[beyond]] if 0 <= beyond < len(rates) else (True, math.inf)
+    return sorted(sides, key=lambda rate: (*sides[rate], rate))
+
+
+def best(ends: Mapping[float, Ended]) -> float:
+    """The rate with the lowest loss that has not failed; where all have, the lowest."""
+    order = _badness(ends)
+    return min(order, key=lambda rate: (*order[rate], rate))
 
 
 def _badness(ends: Mapping[float, Ended]) -> dict[float, tuple[bool, float]]:
@@ -119,21 +149,23 @@ def warmup(planned: int) -> int:
     return min(LONGEST_WARMUP, round(WARMUP_SHARE * planned))
 
 
-def risen(step: int, steps: int, warms: bool) -> float:
-    """The share of the rate at a step of a look: where the training warms up, over the first third of it."""
-    return min(1.0, step / (steps // 3)) if warms and steps >= 6 else 1.0
+def risen(update: int, length: int, planned: int, warmup: int) -> float:
+    """The share of the rate at an update of a look: its warm-up is the training's, over a third of the look at most."""
+    warmup = warmup if length >= planned else min(warmup, length // 3)
+    return min(1.0, update / warmup) if warmup > 1 else 1.0
 
 
 def choice(rate: float, warm: int, planned: int, tried: Sequence[Tried]) -> Choice:
-    last = max(t.updates for t in tried)
-    others = ", ".join(f"{t.rate:g}: {t.loss:.3g}" for t in sorted(tried) if t.updates == last and t.rate != rate)
-    loss = next(t.loss for t in tried if t.updates == last and t.rate == rate)
+    length = max(t.updates for t in tried)
+    last = {t.rate: t.loss for t in sorted(tried) if t.updates == length}
+    others = ", ".join(f"{other:g}: {loss:.3g}" for other, loss in last.items() if other != rate)
     spent = sum(t.updates for t in tried)
     rates = sorted({t.rate for t in tried})
-    end = " (an end of what was tried: beyond it may be better)" if rate in (rates[0], rates[-1]) else ""
+    end = " (an end of what was tried: beyond it may be better)" if rate in (min(last), max(last)) else ""
+    whole = ", the whole training" if length == planned else ""
     said = (
-        f"lr {rate:g} has a loss of {loss:.3g} after {last} updates ({others}), the lowest rate within {NEAR:g} of the "
-        f"best; {len(rates)} from {rates[0]:g} to {rates[-1]:g} were tried{end}, {spent} updates in all"
+        f"lr {rate:g} has a loss of {last[rate]:.3g} after {length} updates{whole} ({others}), the lowest rate within "
+        f"{NEAR:g} of the best{end}; {len(rates)} from {rates[0]:g} to {rates[-1]:g} were tried, {spent} updates in all"
     )
     return Choice(rate, warm, said, tuple(tried), spent)
 

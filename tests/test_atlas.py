@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.atlas import data, design, judge, trainings
+from bench.atlas import choices, data, design, judge, trainings
 from bench.atlas.design import Cell
 from bench.atlas.rows import Rows, cell_of, jobs
 from leadline.data.python_docs import PythonDocs
@@ -80,6 +80,40 @@ def test_a_row_is_the_same_twice_and_a_stopped_command_goes_on(tmp_path: Path, m
     known = Rows(tmp_path)
     assert known.ends == rows.ends
     assert len(known.left(CELL)) == len(CELL.ladder[1::2]) - 3
+
+
+def test_what_auto_chooses_is_taken_from_recorded_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(design, "UPDATES", 4)
+    monkeypatch.setattr(trainings, "SHOWN", (2, 4))
+    row = trainings.train(CELL, CELL.ladder[4], 1)
+    assert [update for update, *_ in row["looks"]] == [1, 2, 4]
+    looks = {update: (loss, spread) for update, loss, spread in row["looks"]}
+    trained = trainings.choose(CELL, {})
+    same = next(t for t in trained["tried"] if t[:2] == [CELL.ladder[4], 4])
+    assert same[2:] == [round(looks[4][0], 4), looks[4][1]]
+
+    def refused(*arguments: object) -> float:
+        raise AssertionError("it was trained again")
+
+    monkeypatch.setattr(trainings.Subject, "update", refused)
+    known = {rate: {4: (2 + abs(at - 6), 1.0)} for at, rate in enumerate(CELL.ladder)}
+    assert trainings.choose(CELL, known)["rate"] == CELL.ladder[6]
+
+
+def test_choices_are_judged_by_where_the_trainings_end(tmp_path: Path) -> None:
+    cell = next(cell for cell in design.held_out() if not cell.warmup and cell.optimizer == "adam")
+    rows = Rows(tmp_path)
+    ends = {rate: 1 + 0.3 * abs(at - 3) if at < 7 else 2.9 for at, rate in enumerate(cell.ladder)}
+    for rate, end in ends.items():
+        looks = [[cell.updates // 2, 5 - rate, 1.0], [cell.updates, end, 1.0]]
+        rows.add("train", [{"cell": cell.name, "seed": 1, "rate": rate, "loss": end, "frequencies": 3, "looks": looks}])
+    for rate, said in ((cell.ladder[3], "| 1 | 1 | 1 | 1 | 0 |"), (cell.ladder[8], "| 1 | 0 | 0 | 0 | 1 |")):
+        rows.add("auto", [{"cell": cell.name, "rate": rate, "updates": 700}])
+        text = "\n".join(choices.autos(rows))
+        assert f"held out {said} 700 |" in text
+        assert (f"{cell.name}: {rate:g} ends 1.90 above the best" in text) == (rate > cell.ladder[3])
+        assert "| all of the updates | 1 | 1 | 1 | 1 | 0 |" in text
+        assert "| 1/2 of the updates | 1 | 0 | 0 | 0 | 1 |" in text  # the highest rate looked best there
 
 
 def made_up(noise: float) -> list[judge.Case]:

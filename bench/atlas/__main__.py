@@ -27,6 +27,9 @@ def main() -> None:
     parser.add_argument("what", choices=["make", "list", "judge"])
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--wide", action="store_true")
+    parser.add_argument(
+        "--held-out", action="store_true", help="the cells that the search of optim.lr=auto is judged on"
+    )
     parser.add_argument("--blocks", type=int, default=10**9, help="only cells with at most so many blocks")
     parser.add_argument("--write", action="store_true", help="judge: put the tables into docs/inspect.md")
     parser.add_argument("--only", choices=KINDS, action="append")
@@ -35,7 +38,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args()
-    cells = [cell_of(name) for name in a.cell] if a.cell else design.design(wide=a.wide)
+    drawn = design.held_out() if a.held_out else design.design(wide=a.wide)
+    cells = [cell_of(name) for name in a.cell] if a.cell else drawn
     cells = [cell for cell in cells if cell.blocks <= a.blocks]
     if a.what == "list":
         print("\n".join(cell.name for cell in cells))

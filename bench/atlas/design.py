@@ -23,10 +23,12 @@ from random import Random
 
 UPDATES = 100  # after the warm-up
 SHOWN = (20, 50, 100)  # updates after which the validation loss is taken
+PARTS = (8, 4, 2, 1)  # of a training, after which the batches are looked at by which optim.lr=auto chooses
 PROBE_STEPS = (1, 3, 8, 15, 30)
 MARGIN = 0.1  # nats
 NEAR = 0.1  # nats
 DRAWN = 20261118  # the seed of the design
+HELD_OUT = 20261119  # of the cells that a change is judged on, once
 PROBE_SEED = 11  # of the model and the batches that a probe looks at; trainings have 1, at the edges also 2 and 3
 EDGE_SEEDS = (2, 3)
 PROBE_WARMUP = 10  # steps of a probe, where the cell warms up
@@ -64,6 +66,7 @@ STARTS = {  # "own": as its makers start it
     "bert": ("own", "xavier"),
     "vit": ("own", "xavier"),
 }
+PAIRS = [(task, arch) for task, archs in TASKS.items() for arch in archs for _ in range(2 if arch == "ours" else 1)]
 WIDTHS = (32, 64, 128)
 WIDER = (256, 512, 1024)
 DEPTHS = (2, 2, 4, 4, 6, 12)
@@ -108,13 +111,13 @@ class Cell:
         return UPDATES + self.warmup
 
 
-def drawn(rng: Random, task: str, arch: str, wide: bool) -> Cell:
+def drawn(rng: Random, task: str, arch: str, wide: bool, afforded: int = AFFORDED) -> Cell:
     depth = rng.choice(DEEPER if wide and rng.random() < 0.5 else DEPTHS)
     width = rng.choice(WIDER if wide else WIDTHS)
     tokens = rng.choice((4096, 8192) if wide else (256, 256, 512))
     stacks = 2 if task == "translation" else 1
     depth = depth // stacks
-    while not wide and stacks * depth * (width + 32) * tokens > AFFORDED:
+    while not wide and stacks * depth * (width + 32) * tokens > afforded:
         if tokens > 256:
             tokens //= 2
         elif width > 32:
@@ -140,9 +143,15 @@ def design(rounds: int = 12, wide: bool = False) -> list[Cell]:
     Ours is drawn twice a round: it has six placements.
     """
     rng = Random(DRAWN + wide)
-    pairs = [(task, arch) for task, archs in TASKS.items() for arch in archs for _ in range(2 if arch == "ours" else 1)]
-    cells = dict.fromkeys(drawn(rng, *pair, wide) for _ in range(rounds) for pair in pairs)
+    cells = dict.fromkeys(drawn(rng, *pair, wide) for _ in range(rounds) for pair in PAIRS)
     return [cell for cell in cells if cell.wide == wide]
+
+
+def held_out(rounds: int = 2) -> list[Cell]:
+    """Cells drawn in the same way from another seed, half as dear and none of the design's."""
+    rng, known = Random(HELD_OUT), set(design())
+    cells = dict.fromkeys(drawn(rng, *pair, False, AFFORDED // 2) for _ in range(rounds) for pair in PAIRS)
+    return [cell for cell in cells if cell not in known]
 
 
 def rates_left(cell: Cell, ends: Mapping[float, float], frequencies: float) -> list[float]:

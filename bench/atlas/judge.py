@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.atlas import design
+from bench.atlas.choices import autos
 from bench.atlas.design import Cell
 from bench.atlas.rows import Rows, cell_of
 from bench.calibrate import fit as logistic
@@ -231,36 +232,6 @@ def _truth(question: str, c: Case) -> str:
     return f"{c.good[0]:g} to {c.good[1]:g}"
 
 
-def autos(rows: Rows, whole: Sequence[Case]) -> list[str]:
-    """What optim.lr=auto chose, beside the best of the rates that were trained, and where it ended worse."""
-    seen = {c.cell.name for c in whole} & rows.first.keys()
-    groups = {
-        "earlier forms (4 other batches; a failure was no bound)": (rows.first, seen),
-        "as it is, on the cells after which it was changed": (rows.autos, seen),
-        "as it is, on the others": (rows.autos, {c.cell.name for c in whole} - seen),
-    }
-    lines = [
-        "| `optim.lr=auto` | cells | within 0.05 nats | within 0.1 | within 0.2 | above the edge | updates of a look |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    missed = []
-    for said, (chosen, names) in groups.items():
-        found = [(c, float(chosen[c.cell.name]["rate"])) for c in whole if c.cell.name in names & chosen.keys()]
-        found = [(c, rate) for c, rate in found if rate in c.ends]
-        worse = [c.ends[rate] - min(c.ends.values()) for c, rate in found]
-        near = [str(sum(w <= most for w in worse)) for most in (0.05, 0.1, 0.2)]
-        spent = f"{np.median([chosen[c.cell.name]['updates'] for c, _ in found]):g}" if found else "–"
-        fails = sum(rate > c.edge for c, rate in found)
-        lines.append(f"| {said} | {len(found)} | {' | '.join(near)} | {fails} | {spent} |")
-        if chosen is rows.autos:
-            missed += [
-                f"- {c.cell.name}: {rate:g} ends {w:.2f} above the best, {_truth('best', c)} is good"
-                for (c, rate), w in zip(found, worse, strict=True)
-                if w > 0.05
-            ]
-    return [*lines, "", "Where it ended more than 0.05 nats above the best:", "", *missed]
-
-
 def page(rows: Rows) -> str:
     """The tables of docs/inspect.md."""
     whole, nothing = cases(rows)
@@ -291,7 +262,7 @@ def page(rows: Rows) -> str:
                 "",
             ]
             lines += [f"- {wrong}" for wrong in row["wrong"]]
-    return "\n".join([*lines, "", *autos(rows, whole)]) + "\n"
+    return "\n".join([*lines, "", *autos(rows)]) + "\n"
 
 
 DOCS = Path("docs/inspect.md")

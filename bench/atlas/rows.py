@@ -19,7 +19,7 @@ FILES = {
     "auto": "atlas_auto.jsonl",
     "verdict": "atlas_verdicts.jsonl",
 }
-FIRST = "atlas_auto_first.jsonl"  # what earlier forms of the search chose: the cells after which it was changed
+EARLIER = "atlas_auto_earlier.jsonl"  # what the form of the search before this one chose
 Row = dict[str, Any]
 
 
@@ -45,11 +45,12 @@ class Rows:
     def __init__(self, folder: Path = RESULTS) -> None:
         self.folder = folder
         self.ends: dict[tuple[str, int], dict[float, float]] = {}  # by cell and seed: final losses; inf: diverged
+        self.looks: dict[str, dict[float, dict[int, tuple[float | None, float]]]] = {}  # by cell, rate and update
         self.frequencies: dict[str, float] = {}
         self.probes: dict[str, list[Row]] = {}
         self.autos: dict[str, Row] = {}
         self.verdicts: dict[str, Row] = {}
-        self.first: dict[str, Row] = {row["cell"]: row for row in read(folder / FIRST)}
+        self.earlier: dict[str, Row] = {row["cell"]: row for row in read(folder / EARLIER)}
         for kind in KINDS:
             for row in read(folder / FILES[kind]):
                 self._take(kind, row)
@@ -59,6 +60,9 @@ class Rows:
             end = float("inf") if row["loss"] is None else float(row["loss"])
             self.ends.setdefault((row["cell"], row["seed"]), {})[row["rate"]] = end
             self.frequencies[row["cell"]] = row["frequencies"]
+            if row["seed"] == 1:
+                looks = {update: (loss, spread) for update, loss, spread in row.get("looks", [])}
+                self.looks.setdefault(row["cell"], {})[row["rate"]] = looks
         elif kind == "probe":
             self.probes.setdefault(row["cell"], []).append(row)
         elif kind == "auto":
@@ -99,7 +103,7 @@ def jobs(cells: list[Cell], rows: Rows, kinds: tuple[str, ...], text: str, devic
         return [trainings.train(cell, rate, seed, text, device)]
 
     def choose(cell: Cell) -> list[Row]:
-        return [trainings.choose(cell, text, device)]
+        return [trainings.choose(cell, rows.looks.get(cell.name, {}), text, device)]
 
     def verdict(cell: Cell) -> list[Row]:
         return [trainings.verdict(cell, text, device)]

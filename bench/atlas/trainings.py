@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from bench.atlas import data as tasks
 from bench.atlas.data import NOTHING, VALID, Data
-from bench.atlas.design import PROBE_SEED, PROBE_STEPS, PROBE_WARMUP, SHOWN, Cell
+from bench.atlas.design import PARTS, PROBE_SEED, PROBE_STEPS, PROBE_WARMUP, SHOWN, Cell
 from bench.atlas.models import build, collate
 from leadline import rates
 from leadline.diagnose.verdict import warmup_gain
@@ -23,6 +24,7 @@ OTHER = 10**6  # number of the first batch that a probe looks at and no step is 
 LOST = 1.0  # nats above the start: nothing will come of it
 LOOKED_AT = 512  # tokens that a probe looks at
 Row = dict[str, Any]
+Known = Mapping[float, Mapping[int, tuple[float | None, float]]]  # by rate and update: what a look saw
 
 
 def loss_of(output: tuple[Tensor, Tensor], batch: dict[str, Any]) -> Tensor:
@@ -81,16 +83,33 @@ class Subject:
         return sum(losses) / sum(counts), *outputs[0]
 
 
+class Look:
+    """Loss and diversity on the batches by which optim.lr=auto chooses; None: not finite."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject, self.start = subject, 1.0
+        self.shown = [subject.batch(OTHER + number) for number in range(rates.OTHER)]
+        self.start = self()[1] or 1.0
+
+    def __call__(self) -> tuple[float | None, float]:
+        loss, _, hidden = self.subject.judged(self.shown)
+        spread = diversity(hidden.float()) / self.start
+        return loss if math.isfinite(loss) else None, round(spread, 4) if math.isfinite(spread) else 0.0
+
+
 def train(cell: Cell, rate: float, seed: int, text: str = "", device: str = "cpu") -> Row:
     started = time.perf_counter()
     subject = Subject(cell, seed, text, device)
     first = subject.judged(subject.valid)[0]
     curve: list[float] = []
+    look, looks = Look(subject), []
     for update in range(1, cell.updates + 1):
         warmed = min(1.0, update / max(cell.warmup, 1))
         if not math.isfinite(subject.update(update - 1, rate * warmed)):
             curve.append(math.inf)
             break
+        if update in {cell.updates // part for part in PARTS}:
+            looks.append([update, *look()])
         if update - cell.warmup in SHOWN:
             curve.append(subject.judged(subject.valid)[0])
             if not curve[-1] < first + LOST:
@@ -102,6 +121,7 @@ def train(cell: Cell, rate: float, seed: int, text: str = "", device: str = "cpu
         "rate": rate,
         "loss": round(end, 4) if end < math.inf else None,  # None: diverged
         "curve": [round(value, 3) if math.isfinite(value) else None for value in curve],
+        "looks": looks,
         "frequencies": round(subject.data.frequencies, 4),
         "seconds": round(time.perf_counter() - started, 1),
     }
@@ -134,39 +154,37 @@ def probe(cell: Cell, text: str = "", device: str = "cpu") -> list[Row]:
     return rows
 
 
-def choose(cell: Cell, text: str = "", device: str = "cpu") -> Row:
-    """What `optim.lr=auto` chooses for the model that is trained: the product's search, with its own updates."""
-    started = time.perf_counter()
-    subject = Subject(cell, 1, text, device)
-    shown = [subject.batch(OTHER + number) for number in range(rates.OTHER)]
-    spread = diversity(subject.judged(shown)[2].float())
-    spreads: list[float] = []
+def choose(cell: Cell, known: Known, text: str = "", device: str = "cpu") -> Row:
+    """What `optim.lr=auto` chooses for the model that is trained: the product's search, with its own updates.
 
-    def trial(rate: float, updates: int) -> rates.Ended:
-        subject = Subject(cell, 1, text, device)
-        for update in range(1, updates + 1):
-            if not math.isfinite(subject.update(update - 1, rate * rates.risen(update, updates, cell.warmup > 1))):
-                spreads.append(0.0)
-                return rates.Ended(math.inf)
-        loss, _, hidden = subject.judged(shown)
-        spreads.append(round(diversity(hidden.float()) / spread, 4))
-        return rates.Ended(loss, spreads[-1])
+    A short training that is the beginning of one that was recorded is not done again.
+    """
+    subject = Subject(cell, 1, text, device)
+    look, spreads = Look(subject), []
+
+    def trial(rate: float, length: int) -> rates.Ended:
+        ended = known.get(rate, {}).get(length) if length == cell.updates or not cell.warmup else None
+        if ended is None:
+            ended = trained(rate, length)
+        spreads.append(ended[1])
+        return rates.Ended(math.inf if ended[0] is None else ended[0], ended[1])
+
+    def trained(rate: float, length: int) -> tuple[float | None, float]:
+        look.subject = Subject(cell, 1, text, device)
+        for update in range(1, length + 1):
+            share = rates.risen(update, length, cell.updates, cell.warmup)
+            if not math.isfinite(look.subject.update(update - 1, rate * share)):
+                return None, 0.0
+        return look()
 
     weights = sum(p.numel() for p in subject.model.parameters())
     allowed = rates.budget(cell.updates, 6.0 * weights * cell.tokens, subject.device.type)
-    rate, tried = rates.search(trial, cell.ladder, allowed)
+    rate, tried = rates.search(trial, cell.ladder, allowed, cell.updates)
     rows = [
         [t.rate, t.updates, round(t.loss, 4) if math.isfinite(t.loss) else None, s]
         for t, s in zip(tried, spreads, strict=True)
     ]
-    seconds = round(time.perf_counter() - started, 1)
-    return {
-        "cell": cell.name,
-        "rate": rate,
-        "updates": sum(t.updates for t in tried),
-        "tried": rows,
-        "seconds": seconds,
-    }
+    return {"cell": cell.name, "rate": rate, "updates": sum(t.updates for t in tried), "tried": rows}
 
 
 def verdict(cell: Cell, text: str = "", device: str = "cpu") -> Row:

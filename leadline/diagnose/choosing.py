@@ -66,17 +66,17 @@ def _chosen(
         )
     subject = Subject(model, taken, loss, optimizer_of(model, optimizer, 1e-3))
     warm = rates.warmup(updates) if warmup is None else warmup
-    look = _Look(subject, warm > 1)
+    look = _Look(subject, updates, warm)
     allowed = rates.budget(updates, look.operations, next(model.parameters()).device.type)
-    rate, tried = rates.search(look, rates.ladder(type(subject.optimizer).__name__), allowed)
+    rate, tried = rates.search(look, rates.ladder(type(subject.optimizer).__name__), allowed, updates)
     return rates.choice(rate, warm, updates, tried)
 
 
 class _Look:
     """A short training at a rate, from where the model stands, which is left as it was."""
 
-    def __init__(self, subject: Subject, warms: bool) -> None:
-        self.subject, self.warms = subject, warms
+    def __init__(self, subject: Subject, planned: int, warmup: int) -> None:
+        self.subject, self.planned, self.warmup = subject, planned, warmup
         self.trained_on = len(subject.batches) - min(rates.OTHER, len(subject.batches) // 2)
         with restored(subject.model, subject.optimizer):
             _, self.diversity, tokens = self._looked()
@@ -89,7 +89,7 @@ class _Look:
         with restored(subject.model, subject.optimizer):
             for update in range(1, updates + 1):
                 for group, share in zip(optimizer.param_groups, self.shares, strict=True):
-                    group["lr"] = share * rate * rates.risen(update, updates, self.warms)
+                    group["lr"] = share * rate * rates.risen(update, updates, self.planned, self.warmup)
                 batch = subject.batches[(update - 1) % self.trained_on]
                 for p in subject.model.parameters():
                     p.grad = None

@@ -118,7 +118,8 @@ def _inspected(subject: Subject, name: str, rate: float, warmup: int, seed: int)
     _find_edge(log_odds, rate)
     facts = _facts(subject)
     differences = fitted.outside(connections, facts)
-    verdict = judge(connections, subject.findings, before, rollouts, rate, warmup, differences)
+    limit = fitted.limit(facts)
+    verdict = judge(connections, subject.findings, before, rollouts, rate, warmup, differences, limit)
     records = [*before, *(r for at in sorted(rollouts) for r in rollouts[at])]
     return Inspection(name, connections, subject.findings, records, verdict, facts)
 

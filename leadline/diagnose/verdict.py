@@ -56,7 +56,7 @@ class Verdict:
     where: str  # from the input on, the first residual connection that one step changes strongly
     evidence: list[str] = field(default_factory=list)
     remedies: list[str] = field(default_factory=list)
-    edge_found: bool = True  # False: every rate tried trains
+    edge_found: bool = True  # False: every rate tried trains, or those up to the highest edge of the fit
     outside: list[str] = field(default_factory=list)  # in what the model differs from those the verdict was fitted on
 
 
@@ -163,15 +163,19 @@ def judge(
     rate: float,
     warmup: int = 0,
     outside: Sequence[str] = (),
+    limit: float = math.inf,
 ) -> Verdict:
-    """`rollouts`: the records of the first steps at several rates, `rate` among them."""
+    """`rollouts`: the records of the first steps at several rates, `rate` among them.
+
+    Above `limit` no model of the fit has its edge, so that the score says nothing there.
+    """
     scores = {at: score(features(before, records)) for at, records in rollouts.items()}
-    highest = highest_rate(scores)
+    edge_found = min(scores.values()) <= 0 and highest_rate(scores) <= limit
+    highest = min(highest_rate(scores), limit)
     gain = warmup_gain(warmup)
     # With warm-up, a rate is judged like the lower one that it is worth.
     excess = rate / (highest * gain) if highest else math.inf
-    chance = probability(scores[rate] if gain == 1 else -_steepness(scores) * math.log2(excess))
-    edge_found = min(scores.values()) <= 0
+    chance = probability(scores[rate] if gain == 1 and rate <= limit else -_steepness(scores) * math.log2(excess))
     needed = needed_warmup(excess * gain)
     judged = Judged(connections, rate, warmup, min(scores), highest, edge_found, chance, needed)
     return Verdict(
@@ -209,7 +213,7 @@ def _answer(judged: Judged) -> str:
     without = f"without warm-up it trains up to lr ≈ {highest:.1e}"
     if chance >= 0.5:
         if not edge_found:
-            return f"trains without warm-up at every rate tried ({model}): no edge found up to lr {highest:.1e}"
+            return f"trains without warm-up at every rate judged ({model}): no edge found up to lr {highest:.1e}"
         if warmup and needed:
             return f"trains at lr {rate:g} with {warmup} warm-up updates ({model}); {without}"
         return f"trains without warm-up up to lr ≈ {highest:.1e} ({model})"

@@ -23,6 +23,7 @@ from leadline.errors import UserError
 from leadline.model.precision import autocast
 from leadline.rates import Ended, diversity
 from leadline.training.events import OnStep
+from leadline.training.optim import schedule
 from leadline.training.setup import Setup, set_up
 from leadline.world import World
 
@@ -56,11 +57,11 @@ def chosen(
         reasons["optim.warmup"] = f"auto: a tenth of {setup.total} updates, at most {rates.LONGEST_WARMUP}"
     if optim.lr == "auto":
         begin(setup)
-        look = _Look(setup, warm > 1, signals)
+        look = _Look(setup, _with(config, lr=1.0, warmup=warm), signals)
         allowed = look.budget(world.size)
         if world.leads:
             setup.tell("message", 0, message=f"choosing a learning rate: up to {allowed} updates at several rates …")
-        rate, tried = rates.search(look, rates.ladder(CLASSES[optim.name]), allowed)
+        rate, tried = rates.search(look, rates.ladder(CLASSES[optim.name]), allowed, setup.total)
         reasons["optim.lr"] = f"auto: {rates.choice(rate, warm, setup.total, tried).reason}"
     del setup
     gc.collect()
@@ -75,10 +76,12 @@ def _with(config: Config, **optim: Any) -> Config:
 
 
 class _Look:
-    """A short training at a rate, from where the model stands now."""
+    """A short training at a rate, from where the model stands now; one of all updates has the training's schedule."""
 
-    def __init__(self, setup: Setup, warms: bool, signals: Sequence[int]) -> None:
-        self.setup, self.warms, self.signals, self.plan = setup, warms, signals, setup.epoch(0)
+    def __init__(self, setup: Setup, config: Config, signals: Sequence[int]) -> None:
+        self.setup, self.signals, self.plan = setup, signals, setup.epoch(0)
+        self.warmup = config.optim.known_warmup
+        self.schedule = schedule(config.optim, setup.total, setup.updates_per_epoch)
         if len(self.plan) < 2:
             raise UserError(
                 "optim.lr=auto looks at batches that it does not train on, and the data is one batch: make "
@@ -105,13 +108,18 @@ class _Look:
         many = setup.config.train.micro_batches
         for update in range(1, updates + 1):
             batches = [self._batch(at % self.trained_on) for at in range((update - 1) * many, update * many)]
-            result = setup.step(batches, update, rate * rates.risen(update, updates, self.warms))
+            result = setup.step(batches, update, rate * self._share(update, updates))
             if self.signals:  # there is nothing to save yet
                 raise KeyboardInterrupt if self.signals[0] == signal.SIGINT else SystemExit(128 + self.signals[0])
             if not torch.isfinite(result.loss):
                 return Ended(math.inf)
         loss, spread = self._looked()
         return Ended(loss, spread / max(self.diversity, 1e-9))
+
+    def _share(self, update: int, updates: int) -> float:
+        if updates == self.setup.total:
+            return self.schedule(update)
+        return rates.risen(update, updates, self.setup.total, self.warmup)
 
     def _batch(self, number: int) -> Any:
         return self.setup.task.collate(self.plan[number])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from leadline.diagnose import fitted
 from leadline.diagnose import verdict as verdicts
 from leadline.diagnose.connection import Connection
 from leadline.diagnose.faults import Finding
@@ -289,7 +290,18 @@ def test_no_rate_tried_trains(numbers: None) -> None:
 def test_where_every_rate_trains_no_edge_is_promised(numbers: None) -> None:
     v = judge(PRE, [], before(), {1e-3: at(0), 4e-3: at(-0.1)}, 1e-3)
     assert (v.trains, v.highest_rate, v.edge_found) == (True, 4e-3, False)
-    assert v.answer == "trains without warm-up at every rate tried (3 layers, Pre-LN): no edge found up to lr 4.0e-03"
+    assert v.answer == "trains without warm-up at every rate judged (3 layers, Pre-LN): no edge found up to lr 4.0e-03"
+
+
+def test_nothing_is_promised_above_the_highest_edge_of_the_fit(numbers: None) -> None:
+    rollouts = {1e-2: at(0), 4e-2: at(-0.1), 1.6e-1: at(-2)}
+    v = judge(PRE, [], before(), rollouts, 1e-2, limit=3.2e-2)
+    assert (v.trains, v.highest_rate, v.edge_found) == (True, 3.2e-2, False)
+    assert "no edge found up to lr 3.2e-02" in v.answer
+    assert not judge(PRE, [], before(), rollouts, 4e-2, limit=3.2e-2).trains
+    assert judge(PRE, [], before(), rollouts, 4e-2, limit=8e-2).trains
+    assert judge(PRE, [], before(), rollouts, 1e-2).edge_found
+    assert [fitted.limit({"optimizer": name}) for name in ("Adam", "AdamW", "SGD")] == [4.5e-2, 4.5e-2, math.inf]
 
 
 @pytest.mark.parametrize("last", [2.3, 1e7, math.inf, math.nan])

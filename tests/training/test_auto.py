@@ -64,8 +64,8 @@ def test_a_collapse_or_a_loss_that_is_not_finite_is_not_chosen(asked: Config, tm
     seen: list[float] = []
     search = rates.search
 
-    def noting(trial: rates.Trial, ladder: list[float], updates: int) -> tuple[float, list[rates.Tried]]:
-        rate, tried = search(trial, [*ladder, 1e5, 1e30], updates)
+    def noting(trial: rates.Trial, ladder: list[float], updates: int, planned: int) -> tuple[float, list[rates.Tried]]:
+        rate, tried = search(trial, [*ladder, 1e5, 1e30], updates, planned)
         seen.append(tried[len(ladder) // 2 + 1].loss)
         return rate, tried
 
