@@ -22,7 +22,7 @@ import numpy as np
 
 from leadline import flight, history
 from leadline.alarm import COLLAPSED, FAR, OUTSIDE, RAMP, RISE, layer_values, numbers_of
-from leadline.errors import UserError
+from leadline.errors import UserError, not_a_run
 from leadline.history import Row
 from leadline.pulse import EMBEDDINGS
 from leadline.usual import ENOUGH, Usual
@@ -65,7 +65,7 @@ def explain(run: str | Path | Sequence[Row], looks: Sequence[Row] = ()) -> Expla
     if isinstance(run, str | Path):
         folder, name = Path(run), Path(run).name
         if not folder.is_dir():
-            raise UserError(f"{folder} is not a run folder")
+            raise not_a_run(folder)
         run, looks = flight.read(folder), history.read(folder).rows
     rows = list(run) or [row for row in looks if "loss" in row]
     if not rows:
