@@ -247,9 +247,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.updates < 0 or self.epochs < 0 or self.updates + self.epochs == 0:
-            raise UserError("set train.updates or train.epochs: both are 0, so training would never stop")
-        if min(self.batch_tokens, self.accumulate, self.keep, self.log_every) < 1:
-            raise UserError("train.batch_tokens, accumulate, keep and log_every must be at least 1")
+            raise UserError(
+                f"train.updates={self.updates} and train.epochs={self.epochs}: one must be above 0, or training would "
+                "never stop, and neither below 0"
+            )
+        for name in ("batch_tokens", "accumulate", "keep", "log_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
         if self.global_tokens and (self.accumulate > 1 or self.batch_sequences):
             raise UserError("train.global_tokens says how large an update is: leave accumulate and batch_sequences out")
         if self.global_tokens < 0 or self.global_tokens % self.batch_tokens:
@@ -401,7 +405,11 @@ def override(config: Config, assignments: list[str]) -> Config:
 
 
 def load(path: Path) -> Config:
-    return from_dict(renamed(options.read_toml(path)))
+    values = renamed(options.read_toml(path))
+    try:
+        return from_dict(values)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def renamed(values: Values) -> Values:

@@ -40,6 +40,8 @@ def not_a_run(folder: Path) -> UserError:
         return UserError(f"{folder} does not exist: give the folder of a run")
     if folder.is_file():
         return UserError(f"{folder} is a file: give the folder of the run")
+    if inside := sorted(path.parent for path in folder.glob("*/config.toml")):
+        return UserError(f"{folder} is a folder of runs: name those you mean, such as {inside[0]}, or {folder}/*")
     return UserError(f"{folder} is not a run: it has no config.toml")
 
 

@@ -49,7 +49,7 @@ def written(path: Path) -> Iterator[TextIO]:
             yield file
         return
     target = path.resolve()  # what a link leads to
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")  # another process may write the same file
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             yield file

@@ -59,7 +59,8 @@ def from_dict(values: Values, kind: type, where: str = "") -> Any:
     arguments = {}
     for key, value in values.items():
         if key not in known:
-            raise UserError(f"there is no key {where + key!r}: {nearest(key, known)}")
+            meant = "" if where or isinstance(value, dict) else _meant(key, kind)  # without its section
+            raise UserError(f"there is no key {where + key!r}: {meant or nearest(key, known)}")
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise UserError(

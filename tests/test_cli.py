@@ -227,7 +227,7 @@ def test_translate_reads_and_writes_files(leadline: Leadline, finished: Path, tm
 def test_translate_says_when_a_line_was_too_long(leadline: Leadline, finished: Path) -> None:
     answer = leadline("translate", finished, stdin=("eins zwei " * 100).encode() + b"\nzwei\n")
     assert answer.out.count("\n") == 2
-    assert "1 lines were longer than the model's limit" in answer.err
+    assert "longer than the model's limit, translated in pieces: 1" in answer.err
 
 
 def test_translate_can_change_how_it_searches_but_not_the_model(leadline: Leadline, finished: Path) -> None:

@@ -449,7 +449,7 @@ def test_a_rate_that_diverges_with_two_seeds_is_an_answer_with_a_page(
 def test_an_out_that_is_a_file_is_refused(leadline: Leadline, module: Callable[[str], str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     answer = leadline("inspect", f"{module(MAKE)}:make", "--out", tmp_path / "file")
-    assert_one_sentence(answer, f"{tmp_path / 'file'}: File exists")
+    assert_one_sentence(answer, f"{tmp_path / 'file'} is a file: give a folder")
 
 
 def test_a_report_of_a_damaged_inspection_is_one_sentence(leadline: Leadline, tmp_path: Path) -> None:

@@ -136,6 +136,10 @@ def _require_generated(source: str) -> None:
 def require_no_path(what: str) -> None:
     """What looks like a path is no name of a recipe, and a folder is none either."""
     if what not in recipes.RECIPES and Path(what).is_dir():
+        if not (Path(what) / "config.toml").exists():
+            raise UserError(
+                f"{what} is a folder and neither a run nor a recipe: text is named with --set data.source=text:{what}"
+            )
         raise UserError(
             f"{what} is a folder: a run goes on with leadline train --resume {what}; {what}/config.toml is its config"
         )
@@ -179,15 +183,21 @@ def load_run(
     sections: tuple[str, ...] = ("decode",),
 ) -> Any:
     """A run, ready to use; --set may change keys of `sections`."""
-    from leadline.training.run import read_config
     from leadline.training.trained import load
 
-    tell(filter(None, [read_config(run)[1]]))
+    tell_of(run)
     trained = load(run, which, device, allow_code)
     if bad := [a for a in assignments or [] if a.partition(".")[0] not in sections]:
         keys = " and ".join(f"{section}.*" for section in sections)
         raise UserError(f"--set {bad[0]}: a trained run can only change {keys} keys, such as decode.beam=5")
     return dataclasses.replace(trained, config=override_run(trained.config, run, assignments or []))
+
+
+def tell_of(run: Path) -> None:
+    """What is to be said of a run that is used: whether its config had to be restored."""
+    from leadline.training.run import read_config
+
+    tell(filter(None, [read_config(run)[1]]))
 
 
 def override_run(config: Config, run: Path, assignments: list[str]) -> Config:

@@ -38,11 +38,11 @@ def placements(
     from leadline.model.init import table as rows_of
     from leadline.placement import PLACEMENTS, ROLES
 
-    if compare and (dim or ffn_dim):
+    if compare and (dim, ffn_dim) != (None, None):
         raise UserError("--dim and --ffn-dim mean nothing with --compare, which measures models of one small width")
     if lr is not None and not compare:
         raise UserError("--lr means nothing without --compare: constants do not depend on it")
-    dim, ffn_dim = dim or 512, ffn_dim or 1024
+    dim, ffn_dim = 512 if dim is None else dim, 1024 if ffn_dim is None else ffn_dim
     sizes: Any = {"encoder_layers": layers[0], "decoder_layers": layers[1], "dim": dim, "ffn_dim": ffn_dim, "heads": 1}
     architecture = ModelConfig(**sizes).architecture
     defined = [name for name, each in PLACEMENTS.items() if architecture in each.architectures]

@@ -17,6 +17,7 @@ from leadline.cli.app import (
     app,
     number,
     print_json,
+    tell_of,
 )
 from leadline.cli.terminal import answer, counting, table
 from leadline.diagnose.inspection import Inspection
@@ -48,7 +49,7 @@ def _inspected(
     from leadline.cli import subjects
     from leadline.diagnose.inspect import inspect_seeds
 
-    with counting("steps") as progress, subjects.importing_here():
+    with counting() as progress, subjects.importing_here():
         make, config = subjects.find(what, lr, assignments or [], progress, allow_code)
         updates = warmup if warmup is not None else config.optim.known_warmup if config else 0
         first = config.train.seed if config else 1
@@ -72,6 +73,8 @@ def inspect_command(
     from leadline.report import inspections, page
 
     figures = page.beside(html) if html else None
+    if out and out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file: give a folder for inspection.json and records.jsonl")
     inspected = _inspected(what, lr, warmup, seeds, assignments, allow_code, deeper=bool(html))
     if out:
         inspected.save(out)
@@ -185,7 +188,9 @@ def replay_command(
     from leadline.diagnose.watch import Watch
     from leadline.training.replay import replay
 
-    replayed = replay(run, update, Watch(every=1), device, allow_code)
+    tell_of(run)
+    with counting() as progress:
+        replayed = replay(run, update, Watch(every=1), device, allow_code, progress)
     if as_json:
         print_json(replayed)
         return

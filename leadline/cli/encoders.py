@@ -20,7 +20,7 @@ from leadline.cli.app import (
     load_run,
     print_json,
 )
-from leadline.cli.terminal import TrainingView, answer, counting, screen, table
+from leadline.cli.terminal import TrainingView, answer, counting, table, tell
 from leadline.errors import UserError, nearest
 from leadline.files import to_json
 
@@ -117,4 +117,4 @@ def classify(
         sys.stdout.flush()
     if classifier.cut:
         limit = f"model.max_length={trained.config.model.max_length}"
-        screen.print(f"{classifier.cut} lines are longer than {limit} and were cut", soft_wrap=True)
+        tell([f"lines longer than {limit}, which were cut: {classifier.cut}"])

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from leadline import config as configuration
-from leadline import tasks
-from leadline.cli.app import config_of, override_run
+from leadline import recipes, tasks
+from leadline.cli.app import config_of, override_run, tell_of
 from leadline.cli.random_data import TOKENS, random_batch
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
@@ -61,6 +61,8 @@ def find(
     if ":" in what and "/" not in what and path.suffix != ".toml":
         _no_settings(what, assignments)
         return (lambda seed: _factory(what, lr or 1e-3, seed)), None
+    if path.suffix == ".py" or (what not in recipes.RECIPES and Path(f"{what}.py").is_file()):
+        raise UserError(f"{what} is Python: name the function in it that returns the model, as in {path.stem}:make")
     config = _asked(config_of(what, assignments, allow_code), lr)
     return (lambda seed: of_config(config.set(train={"seed": seed}), progress=progress)), config
 
@@ -102,6 +104,7 @@ def _of_run(
     folder: Path, lr: float | None, assignments: list[str], progress: Progress | None, allow_code: bool
 ) -> tuple[Make, Config | None]:
     """A run is inspected with the weights of its last checkpoint."""
+    tell_of(folder)
     config = runs.load_config(folder, allow_code)
     if not checkpoint.names(folder):
         fresh = _asked(configuration.override(config, assignments), lr)
@@ -121,6 +124,7 @@ def _hugging_face(folder: Path, lr: float, seed: int) -> Subject:
         raise UserError(
             "a Hugging Face folder needs the transformers package: pip install leadline[huggingface]"
         ) from None
+    transformers.logging.set_verbosity_error()  # its warnings are about training and generating with this config
     path = folder / "config.json"
     kind = getattr(transformers, huggingface.architecture(folder), None)
     try:
@@ -144,6 +148,8 @@ def _hugging_face(folder: Path, lr: float, seed: int) -> Subject:
 def _factory(what: str, lr: float, seed: int) -> Subject:
     """`module:function`, which returns (model, batch), (model, batch, loss) or (model, batch, loss, optimizer)."""
     module_name, _, name = what.partition(":")
+    if module_name.endswith(".py"):
+        raise UserError(f"{what} names a file: name the module, as in {module_name.removesuffix('.py')}:{name}")
     with in_words(f"{what}: the module cannot be imported"):  # anything may go wrong in a user's file
         module = importlib.import_module(module_name)
     function = getattr(module, name, None)

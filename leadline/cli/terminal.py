@@ -97,29 +97,42 @@ class TrainingView:
 
 
 @contextmanager
-def counting(unit: str) -> Iterator[Callable[[str, int], None]]:
-    """A function (what, done) for work whose end is not known: preparing data."""
+def counting(unit: str = "") -> Iterator[Callable[[str, int], None]]:
+    """A function (what, done) for work whose end is not known: preparing data, inspecting a model.
+
+    It takes what is being done, and how many more are done; 0 says only that it has begun.
+    """
+    unit = f" {unit}" if unit else ""
     if not screen.is_terminal:
-        seen: set[str] = set()
+        counts: dict[str, int] = {}
+        told = 0.0
 
         def plain(what: str, done: int) -> None:
-            if what not in seen:
-                seen.add(what)
-                screen.print(f"{what} …", soft_wrap=True)
+            nonlocal told
+            new = what not in counts
+            counts[what] = counts.get(what, 0) + done
+            if new or (done and time.monotonic() - told >= PLAIN_SECONDS):
+                screen.print(f"{what} …" if new else f"{what}: {counts[what]:,}{unit} so far", soft_wrap=True)
+                told = time.monotonic()
 
         yield plain
         return
     with Progress(
         TextColumn("{task.description}"),
-        TextColumn("{task.completed:,.0f} " + unit),
+        TextColumn("{task.fields[counted]}"),
+        TimeElapsedColumn(),
         console=screen,
     ) as bar:
         tasks: dict[str, TaskID] = {}
 
         def advance(what: str, done: int) -> None:
             if what not in tasks:
-                tasks[what] = bar.add_task(what, total=None)
+                for before in tasks.values():
+                    bar.stop_task(before)
+                tasks[what] = bar.add_task(what, total=None, counted="")
             bar.advance(tasks[what], done)
+            if count := round(bar.tasks[tasks[what]].completed):
+                bar.update(tasks[what], counted=f"{count:,}{unit}")
 
         yield advance
 
@@ -127,13 +140,24 @@ def counting(unit: str) -> Iterator[Callable[[str, int], None]]:
 @contextmanager
 def sentences_bar(total: int) -> Iterator[Callable[[int], None]]:
     """A function (done) for translating a known number of sentences."""
+    if not screen.is_terminal:
+        done, told = 0, time.monotonic()
+
+        def plain(count: int) -> None:
+            nonlocal done, told
+            done += count
+            if time.monotonic() - told >= PLAIN_SECONDS:
+                screen.print(f"translating: {done:,} of {total:,} sentences", soft_wrap=True)
+                told = time.monotonic()
+
+        yield plain
+        return
     with Progress(
         TextColumn("translating"),
         BarColumn(),
         TaskProgressColumn(),
         TimeRemainingColumn(),
         console=screen,
-        disable=not screen.is_terminal,
     ) as bar:
         task = bar.add_task("", total=total)
         yield lambda done: bar.advance(task, done)
@@ -147,7 +171,9 @@ def tell(notes: Iterable[str]) -> None:
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """Text columns to the left, numbers to the right."""
-    shown = Table(title=title, title_justify="left", box=TABLE, show_edge=False, padding=0)
+    if title:
+        answer.print(title, soft_wrap=True)
+    shown = Table(box=TABLE, show_edge=False, padding=0)
     for i, column in enumerate(columns):
         numeric = all(row[i][:1].isdigit() for row in rows if row[i])
         shown.add_column(column, justify="right" if numeric else "left", no_wrap=not numeric)

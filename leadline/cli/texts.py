@@ -49,7 +49,7 @@ def data_show(
     what: What = "numerals",
     assignments: Set = None,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "train",
-    count: Annotated[int, typer.Option("-n", help="Number of pairs or documents.")] = 5,
+    count: Annotated[int, typer.Option("-n", help="Number of pairs or documents.", min=1)] = 5,
     as_json: Json = False,
 ) -> None:
     """Show pairs, labelled examples or documents as the model sees them: text and tokens."""

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +32,7 @@ from leadline.cli.app import (
     print_json,
     stdin_lines,
 )
-from leadline.cli.terminal import TrainingView, answer, counting, screen, sentences_bar, table, tell
+from leadline.cli.terminal import TrainingView, answer, counting, sentences_bar, table, tell
 from leadline.cli.translations import print_by_direction
 from leadline.config import Config
 from leadline.data.directions import targets
@@ -143,9 +144,14 @@ def train(
     from leadline.placement import find
     from leadline.training import checkpoint, loop
     from leadline.training import run as runs
+    from leadline.training.device import find_device
 
+    if watch is not None and watch < 0:
+        raise UserError(f"--watch must be 0 (off) or the number of updates between two looks, not {watch}")
     world = join()
-    if (what is None) == (resume is None):
+    if what and resume:
+        raise UserError(f"say what to train: {what}, or --resume {resume}, but not both")
+    if not what and not resume:
         raise UserError("say what to train: a recipe or a config.toml, or --resume RUN")
     if resume and out:
         raise UserError("--resume goes on in the folder of the run: leave --out out")
@@ -155,6 +161,8 @@ def train(
     given = assignments or []
     config, notes = _asked(what, given, allow_code) if what else (_going_on(folder, given, allow_code), [])
     find(config.model.placement)  # mistakes come to light before the data is prepared
+    tasks.require(config)
+    find_device(config.train.device)
     if not resume:
         runs.require_new(folder)
     elif watch is None and (watch := runs.watch_of(folder)):
@@ -219,7 +227,12 @@ def evaluate(
     wanted = directions.split(",") if directions else []
     sentences = task.scored(split, wanted)
     has_loss = not wanted and (split in task.store.manifest["splits"] or not sentences)
-    scores = task.evaluate(trained.model, split, world=world) if has_loss else {}
+    scores: Facts = {}
+    if has_loss:
+        with counting("batches") as progress:
+            scores |= task.evaluate(
+                trained.model, split, world=world, on_batch=partial(progress, f"loss on {split}", 1)
+            )
     if sentences:
         with sentences_bar(-(-sentences // world.size)) as advance:
             scores |= task.scores(trained.model, split, on_done=advance, directions=wanted, world=world)
@@ -268,7 +281,7 @@ def translate(
             out.flush()
     world.leave()
     if translator.split_up:
-        screen.print(f"{translator.split_up} lines were longer than the model's limit and translated in pieces")
+        tell([f"lines longer than the model's limit, translated in pieces: {translator.split_up}"])
 
 
 def _translations(translator: Translator, lines: list[str] | None) -> Iterator[tuple[list[str], list[str]]]:

@@ -59,6 +59,7 @@ class Numerals(Pairs):
         self.config = config
         self.made: dict[str, list[Pair]] = {}
         self.sizes = {"train": config.size, "valid": 500, "test": 500}
+        self._made("train", 0)  # a language that it does not have is told before anything is made
 
     def fingerprint(self) -> str:
         code = Path(numerals.__file__).read_bytes()
@@ -71,21 +72,23 @@ class Numerals(Pairs):
         return []
 
     def pairs(self, split: str) -> Iterator[Pair]:
-        config, size = self.config, self.sizes[split]
-        if split in self.made:
-            return iter(self.made[split])
+        if self.sizes[split] > self.KEPT:
+            return self._made(split, self.sizes[split])
+        if split not in self.made:
+            self.made[split] = list(self._made(split, self.sizes[split]))
+        return iter(self.made[split])
+
+    def _made(self, split: str, size: int) -> Iterator[Pair]:
+        config = self.config
         try:
-            pairs = numerals.pairs(config.source_lang, config.target_lang, split, size, config.seed)
+            return numerals.pairs(config.source_lang, config.target_lang, split, size, config.seed)
         except ValueError as error:
             raise UserError(str(error)) from None
-        if size > self.KEPT:
-            return pairs
-        self.made[split] = list(pairs)
-        return iter(self.made[split])
 
 
 OPUS_SPLITS = {"train": "train", "valid": "dev", "test": "test"}
 TRAIN_FILE = re.compile(r"(?:train|opus\.[^.]+-train)\.([A-Za-z]{2,3}(?:[-_]\w+)*)(?:\.gz|\.xz)?")
+PAIR_FILE = re.compile(r"train\.(\w+)-(\w+)\.")
 SPLIT_WORD = re.compile(r"(?<=\S)@@ ")  # how subword-nmt marks that a word goes on
 
 
@@ -129,8 +132,15 @@ class TextFolder(TextFiles):
     def __init__(self, folder: Path, config: DataConfig) -> None:
         if not folder.is_dir():
             if folder.is_file():
-                raise UserError(f"data.source: {folder} is a file: give the folder with train.de, train.en, …")
-            raise UserError(f"data.source: the folder {folder} does not exist")
+                raise UserError(
+                    f"data.source: {folder} is a file: give the folder with train.de, train.en, … (a table of pairs "
+                    "makes two such files: cut -f1, cut -f2)"
+                )
+            raise UserError(
+                f"data.source: the folder {folder} does not exist: name yours with --set data.source=text:FOLDER"
+            )
+        if config.source_lang == config.target_lang:
+            raise UserError(f"data.source_lang and data.target_lang are both {config.source_lang}: set one of them")
         self.folder, config = folder, _with_languages_of(folder, config)
         self.languages = (config.source_lang, config.target_lang)
         files = {s: self._files(s) for s in SPLITS if any(self._find(s, lang) for lang in self.languages)}
@@ -162,10 +172,17 @@ class TextFolder(TextFiles):
         """Where the languages may be other ones."""
         if split != "train":
             return ""
-        languages = ", ".join(sorted(languages_in(self.folder)))
-        if not languages:
-            return ": name the files of a language train.LANGUAGE, valid.LANGUAGE and test.LANGUAGE"
-        return f": set data.source_lang and data.target_lang (it has {languages})"
+        there = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
+        if pair := next((match for match in map(PAIR_FILE.match, there) if match), None):
+            return f": of the pairs that it has choose one, as in data.source_lang={pair[1]} data.target_lang={pair[2]}"
+        languages = sorted(languages_in(self.folder))
+        if len(languages) > 1:
+            return f": set data.source_lang and data.target_lang (it has {', '.join(languages)})"
+        has = f"it has {', '.join(there[:4])}{', …' if there[4:] else ''}" if there else "it is empty"
+        if languages:
+            return f": the other language of {languages[0]} is missing ({has})"
+        table = "; a table of pairs makes two such files: cut -f1, cut -f2" * any(".tsv" in name for name in there)
+        return f": name the files of a language train.LANGUAGE, valid.LANGUAGE and test.LANGUAGE ({has}{table})"
 
 
 def languages_in(folder: Path) -> set[str]:

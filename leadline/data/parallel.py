@@ -58,6 +58,7 @@ def lines(source: Pairs) -> Iterator[str]:
 
 def _sentences(source: Pairs, config: DataConfig, progress: Any) -> Iterator[str]:
     """What the BPE is learnt on: of many languages, lines of each in proportion to its lines^(1/temperature)."""
+    progress("learning BPE", 0)
     if config.directions:
         sizes = Counter(language for language, _ in _lines_by_language(source))
         total = min(sizes.total(), 2 * LEARN_ON)

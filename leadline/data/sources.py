@@ -124,6 +124,11 @@ def parse(text: str) -> Source:
         return Source(text)
     if kind in KINDS and KINDS[kind].place and place.strip():
         return Source(kind, place)
+    if text.strip() and Path(text).expanduser().exists():
+        raise UserError(
+            f"data.source={text!r} does not say what is there: text:{text} for pairs of sentences (many:{text} of many "
+            f"languages), documents:{text} for plain text, table:{text} for labelled text"
+        )
     raise UserError(f"data.source={text!r} is not a source: use {'; '.join(_choices())}; or prepared:FOLDER")
 
 

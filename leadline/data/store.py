@@ -95,7 +95,7 @@ def _key(config: DataConfig, holds: str, fingerprint: str) -> str:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise UserError(f"data.vocabulary: {path} does not exist: give a tokenizer.json")
+        raise UserError(f"data.vocabulary: {path} is not a file that exists: give a tokenizer.json")
     return path
 
 
@@ -202,7 +202,7 @@ class Store:
                 f"prepare them with data.source={FORMS[kind].needed}"
             )
         if name not in self.manifest["splits"]:
-            raise UserError(f"{self.folder} has no {name} split, only {', '.join(self.manifest['splits'])}")
+            raise UserError(f"the data has no {name} split, only {', '.join(self.manifest['splits'])}")
         return self.manifest["splits"][name]["shards"]
 
     @contextlib.contextmanager

@@ -132,8 +132,10 @@ class Table:
             for column in self.columns:
                 if column not in row:
                     key = next(key for key in ("first", "second", "label") if getattr(self.config, key) == column)
+                    names = [name if len(name) <= LONG else f"{name[:LONG]}…" for name in row]
                     raise UserError(
-                        f"{path}, line {line}: there is no column {column!r}: set data.{key}; {nearest(column, row)}"
+                        f"{path}, line {line}: there is no column {column!r} (the first line names the columns): set "
+                        f"data.{key}; {nearest(column, names)}"
                     )
             label = row[self.config.label].strip()
             if not label:
@@ -148,6 +150,7 @@ class Table:
             )
 
 
+LONG = 30  # characters of a column's name that are shown
 JSON = (".jsonl", ".ndjson", ".json")
 
 

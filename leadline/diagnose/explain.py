@@ -22,7 +22,7 @@ from leadline import flight, history
 from leadline.diagnose.rules import RULES
 from leadline.diagnose.slow import SLOW, trend
 from leadline.diagnose.timeline import Cause, Timeline
-from leadline.errors import UserError
+from leadline.errors import UserError, not_a_run
 from leadline.flight import EMBEDDINGS
 from leadline.history import Row
 
@@ -57,7 +57,7 @@ def explain(run: str | Path | Sequence[Row], looks: Sequence[Row] = ()) -> Expla
     if isinstance(run, str | Path):
         folder, name = Path(run), Path(run).name
         if not folder.is_dir():
-            raise UserError(f"{folder} is not a run folder")
+            raise not_a_run(folder)
         run, looks = flight.read(folder), history.read(folder).rows
     rows = list(run) or [row for row in looks if "loss" in row]
     if not rows:

@@ -15,6 +15,7 @@ import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,10 @@ from leadline.files import Facts
 BATCHES = STEPS + 1  # at most: one a step, one to look at
 REACH = 8  # doublings or halvings of the rate until the edge must have come
 FASTEST = 1e30  # rates above it are a mistake, and cannot be multiplied in float32
+Progress = Callable[[str, int], None]  # what is being done, and how many more are done
+
+
+def _silent(what: str, done: int) -> None: ...
 
 
 def inspect(
@@ -86,18 +91,24 @@ def batches_of(batch: Any) -> list[Any]:
 
 
 def inspect_subject(
-    subject: Subject, name: str, rate: float | None = None, warmup: int = 0, seed: int = 0
+    subject: Subject,
+    name: str,
+    rate: float | None = None,
+    warmup: int = 0,
+    seed: int = 0,
+    progress: Progress = _silent,
 ) -> Inspection:
     """Everything is afterwards as it was, whatever is raised."""
     with random_kept(subject.model.modules()), restored(subject.model, subject.optimizer):
         rate = float(rate or max(float(group["lr"]) for group in subject.optimizer.param_groups))
         if not 0 < rate <= FASTEST:
             raise UserError(f"the learning rate is {rate}: give the optimizer the rate you intend to train with")
-        return _inspected(subject, name, rate, warmup, seed)
+        return _inspected(subject, name, rate, warmup, seed, progress)
 
 
-def _inspected(subject: Subject, name: str, rate: float, warmup: int, seed: int) -> Inspection:
+def _inspected(subject: Subject, name: str, rate: float, warmup: int, seed: int, progress: Progress) -> Inspection:
     _require_usable(subject)
+    progress("finding the residual connections", 0)
     connections = subject.connections
     start = probe.look(subject, subject.batches[-1])
     if not math.isfinite(start.loss):
@@ -105,6 +116,7 @@ def _inspected(subject: Subject, name: str, rate: float, warmup: int, seed: int)
             f"the loss is {start.loss} before the first step: look for a log of 0, a division by 0, a row of attention "
             "that is masked whole or labels that are all ignored"
         )
+    progress("measuring streams and gradients", 0)
     initial = probe.initial(subject, seed, most=2)
     before = [r for r in initial if r.quantity != "diversity"] + probe.at_start(subject, start, seed)
 
@@ -112,7 +124,9 @@ def _inspected(subject: Subject, name: str, rate: float, warmup: int, seed: int)
 
     def log_odds(at: float) -> float:
         if at not in rollouts:
-            rollouts[at] = probe.rollout(subject, at, STEPS, seed, start)
+            trying = f"trying lr {at:.1e} for {STEPS} steps"
+            progress(trying, 0)
+            rollouts[at] = probe.rollout(subject, at, STEPS, seed, start, partial(progress, trying, 1))
         return score(features(before, rollouts[at]))
 
     _find_edge(log_odds, rate)
@@ -152,13 +166,14 @@ def inspect_seeds(
     name: str,
     rate: float | None = None,
     warmup: int = 0,
-    progress: Callable[[str, int], None] = lambda what, done: None,
+    progress: Progress = _silent,
 ) -> Inspection:
     """The same model drawn several times: the records of all, the verdict of the one in the middle."""
     inspections = []
-    for count, seed in enumerate(seeds):
-        progress("inspecting", count)
-        inspections.append(inspect_subject(make(seed), name, rate, warmup, seed))
+    for seed in seeds:
+        of = f"seed {seed}: " if len(seeds) > 1 else ""
+        progress(f"{of}making the model", 0)
+        inspections.append(inspect_subject(make(seed), name, rate, warmup, seed, partial(_told, progress, of)))
     ordered = sorted(inspections, key=lambda inspection: inspection.verdict.highest_rate)
     middle = ordered[(len(ordered) - 1) // 2]
     if len(inspections) > 1:
@@ -166,6 +181,10 @@ def inspect_seeds(
         line = f"seeds: over {len(inspections)} of them the highest rate without warm-up is {low:.1e} to {high:.1e}"
         middle = replace(middle, verdict=replace(middle.verdict, evidence=[*middle.verdict.evidence, line]))
     return replace(middle, records=[r for inspection in inspections for r in inspection.records])
+
+
+def _told(progress: Progress, of: str, what: str, done: int) -> None:
+    progress(of + what, done)
 
 
 def last_gradient(subject: Subject, layers: int, seed: int = 0) -> Record:

@@ -301,7 +301,9 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
         raise
 
 
-def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Look | None = None) -> list[Record]:
+def rollout(
+    subject: Subject, rate: float, steps: int, seed: int = 0, start: Look | None = None, on_step: Any = lambda: None
+) -> list[Record]:
     """The first steps of training at a constant rate, from where the model stands.
 
     After each step, on the last batch (which is not trained on where there are several): how far the output and every
@@ -345,6 +347,7 @@ def rollout(subject: Subject, rate: float, steps: int, seed: int = 0, start: Loo
                 records.append(Record("hidden_change", relative_change(stream, first), **at))
                 records.append(Record("diversity", diversity(stream), **at))
             before = after
+            on_step()
             if not math.isfinite(loss):
                 break
     return records

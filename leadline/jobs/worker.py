@@ -61,7 +61,7 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
     world.leave()
 
 
-def _finish(folder: Path, config: Config, job: dict[str, Any], diverged: str) -> None:
+def _finish(folder: Path, config: Config, job: Facts, diverged: str) -> None:
     """Write result.json."""
     from leadline.model.init import base_of
 

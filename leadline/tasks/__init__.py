@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from leadline.config import Config
+from leadline.data.sources import FORMS
+from leadline.data.store import holds
 from leadline.errors import UserError, nearest
 from leadline.tasks.base import Task
 from leadline.tasks.causal_lm import CausalLM
@@ -26,4 +29,15 @@ def find(name: str) -> type[AnyTask]:
     return TASKS[name]
 
 
-__all__ = ["TASKS", "AnyTask", "CausalLM", "Classification", "MaskedLM", "Task", "Translation", "find"]
+def require(config: Config) -> None:
+    """Refuse what its task cannot train, before any text is prepared."""
+    task, source = find(config.task), config.data.source
+    task.require(config)
+    if (there := holds(source)) and there != task.holds:
+        raise UserError(
+            f"data.source={source} has {FORMS[there].words}, and {config.task} needs {FORMS[task.holds].words}: set "
+            f"data.source={FORMS[task.holds].needed}"
+        )
+
+
+__all__ = ["TASKS", "AnyTask", "CausalLM", "Classification", "MaskedLM", "Task", "Translation", "find", "require"]

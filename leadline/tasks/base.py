@@ -75,15 +75,21 @@ AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 
 class Task(ABC, Generic[AnyPart, AnyBatch]):
-    """Made from a config and its prepared data; a task's own __init__ refuses what cannot work."""
+    """Made from a config and its prepared data; `require` and a task's own __init__ refuse what cannot work."""
 
     unit: ClassVar[str] = "a token"  # of which a loss is told
     commands: ClassVar[tuple[str, ...]] = ()  # that read a line and write what a run makes of it
+    holds: ClassVar[str] = "pairs"  # what its data are: a name of leadline.data.sources.FORMS
 
     def __init__(self, config: Config, store: Store) -> None:
+        self.require(config)
         self.config, self.store = config, store
         self.train = self.read("train")
         self.shape = self.choose_shape(self.train.lengths)
+
+    @classmethod
+    def require(cls, config: Config) -> None:
+        """Refuse a config that cannot work, whatever its data."""
 
     # What a task writes.
 
@@ -192,7 +198,14 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
 
     @final
     @torch.inference_mode()
-    def evaluate(self, model: Transformer, split: str, sentences: int = 0, world: World = ALONE) -> dict[str, float]:
+    def evaluate(
+        self,
+        model: Transformer,
+        split: str,
+        sentences: int = 0,
+        world: World = ALONE,
+        on_batch: Callable[[], object] = lambda: None,
+    ) -> dict[str, float]:
         """The verdict on a split, and the scores of its first `sentences` (-1: all); each process judges some of it."""
         device, training = next(model.parameters()).device, model.training
         part = self.read(split)
@@ -202,6 +215,7 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
             with autocast(device, self.config.train.precision):
                 for batch in self.batches(part, world):
                     each.append(self.judge(model, batch.to(device), zero))
+                    on_batch()
         finally:
             model.train(training)
         # Added in the order of the batches: the same bits, however many processes there are.

@@ -52,9 +52,13 @@ class Text(Part):
 
 class CausalLM(Task[Text, Batch]):
     commands = ("generate",)
+    holds = "documents"
+
+    @classmethod
+    def require(cls, config: Config) -> None:
+        _require_usable(config)
 
     def __init__(self, config: Config, store: Store) -> None:
-        _require_usable(config)
         self.end = store.tokenizer.end_of_text
         self.byte_lengths = torch.from_numpy(store.tokenizer.byte_lengths())
         super().__init__(config, store)

@@ -49,10 +49,20 @@ class Examples(Part):
 class Classification(Task[Examples, Batch]):
     unit = "an example"
     commands = ("classify",)
+    holds = "examples"
+
+    @classmethod
+    def require(cls, config: Config) -> None:
+        _require_usable(config)
 
     def __init__(self, config: Config, store: Store) -> None:
         super().__init__(config, store)
-        _require_usable(config, store.manifest["labels"])
+        labels = store.manifest["labels"]
+        if config.model.classes != len(labels):
+            raise UserError(
+                f"the data has {len(labels)} labels ({', '.join(labels[:9])}): set model.classes={len(labels)}, "
+                f"not {config.model.classes}"
+            )
         self.cls, self.sep, self.pad = (store.tokenizer.special(name) for name in ("[CLS]", "[SEP]", "[PAD]"))
 
     def read(self, split: str) -> Examples:
@@ -130,15 +140,10 @@ def cut(texts: Flat, lengths: np.ndarray) -> Flat:
     return Flat(texts.tokens[spans(np.cumsum(texts.lengths) - texts.lengths, lengths)], lengths)
 
 
-def _require_usable(config: Config, labels: list[str]) -> None:
+def _require_usable(config: Config) -> None:
     model, size = config.model, config.train.batch_tokens
     if not model.encoder_layers or model.decoder_layers:
         raise UserError("classification needs an encoder alone: set model.encoder_layers, and model.decoder_layers=0")
-    if model.classes != len(labels):
-        raise UserError(
-            f"the data has {len(labels)} labels ({', '.join(labels[:9])}): set model.classes={len(labels)}, "
-            f"not {model.classes}"
-        )
     if model.max_length < 8 or size < model.max_length:
         raise UserError(
             f"train.batch_tokens={size} must be at least model.max_length={model.max_length}, and that at least 8"

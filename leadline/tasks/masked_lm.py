@@ -50,9 +50,13 @@ class Text(Part):
 
 class MaskedLM(Task[Text, Batch]):
     unit = "a masked token"
+    holds = "documents"
+
+    @classmethod
+    def require(cls, config: Config) -> None:
+        _require_usable(config)
 
     def __init__(self, config: Config, store: Store) -> None:
-        _require_usable(config)
         self.pairs = config.model.classes > 0
         super().__init__(config, store)
         self.vocabulary = masking.Vocabulary.of(store.tokenizer)

@@ -23,7 +23,6 @@ from leadline.data.batching import Shape
 from leadline.data.directions import arrow, ends
 from leadline.data.parallel import Flat, Split
 from leadline.data.sampling import drawn
-from leadline.data.store import Store
 from leadline.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from leadline.errors import UserError
 from leadline.files import Facts
@@ -90,7 +89,8 @@ def _ended(side: Flat) -> np.ndarray:
 class Translation(Task[Fitting, Batch]):
     commands = ("translate",)
 
-    def __init__(self, config: Config, store: Store) -> None:
+    @classmethod
+    def require(cls, config: Config) -> None:
         if not config.model.encoder_layers or not config.model.decoder_layers:
             raise UserError("translation needs an encoder and a decoder: set both layer counts to at least 1")
         if config.train.batch_tokens < config.model.max_length:
@@ -98,7 +98,6 @@ class Translation(Task[Fitting, Batch]):
                 f"train.batch_tokens={config.train.batch_tokens} must be at least "
                 f"model.max_length={config.model.max_length}, so that every sentence fits in a batch"
             )
-        super().__init__(config, store)
 
     def read(self, split: str) -> Fitting:
         """Lengths are with </s> or <s>."""

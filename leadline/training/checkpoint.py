@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 from leadline.errors import UserError
 from leadline.files import Facts, read_json, sha256, sha256_of, to_json
+from leadline.provenance import facts_of
 
 NAME = re.compile("[0-9]{8,}")
+IMPORTED = "imported"  # what run.json calls the initial weights of such a run
 
 
 @dataclass
@@ -58,6 +60,11 @@ def names(run: Path) -> list[str]:
     return sorted(p.name for p in folder.glob("[0-9]*") if NAME.fullmatch(p.name)) if folder.is_dir() else []
 
 
+def is_imported(run: Path) -> bool:
+    """Whether its first weights came from elsewhere, as those of leadline import."""
+    return f"{0:08d}" in names(run) or facts_of(run).get("chosen", {}).get("init") == IMPORTED
+
+
 def best(run: Path) -> str | None:
     """The one with the lowest validation loss, as the newest says; no other is taken where that is damaged."""
     known = names(run)
@@ -86,6 +93,9 @@ def _read_state(folder: Path) -> tuple[State, dict[str, str]]:
             state = State(**facts)
             if folder.name != f"{state.update:08d}":
                 raise ValueError(f"it is of update {state.update}: the folder was renamed or copied")
+            configs = facts_of(folder.parent.parent).get("configs")  # not there: a run of an earlier version
+            if configs and state.config and state.config not in configs:
+                raise Damaged(f"{folder} is of another run: it was trained with a config that this run never had")
             return state, hashes
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{folder / 'state.json'} is damaged: {error}") from error

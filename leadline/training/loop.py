@@ -81,7 +81,7 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
         setup = set_up(folder, config, store, on_step, updates, world)
         config = setup.config
         chosen = {"step": config.train.step, "precision": config.train.precision, "attention": setup.attention}
-        chosen |= {"init": init.base_of(config.model)}
+        chosen |= {"init": checkpoint.IMPORTED if checkpoint.is_imported(folder) else init.base_of(config.model)}
         if setup.not_captured:
             chosen["not_captured"] = setup.not_captured
         state = restored(setup)
@@ -135,7 +135,10 @@ def _train(setup: Setup, state: State, signals: list[int], reasons: dict[str, st
     on = f"{setup.device} in {config.train.precision}, step {config.train.step}{why}"
     facts = f"{weights:,} weights on {on}, {setup.updates_per_epoch} updates an epoch"
     chosen = "".join(f"; {key} {why}" for key, why in reasons.items())
-    model = config.model.placement if config.train.start else init.start_of(config.model)
+    imported = checkpoint.is_imported(setup.folder)
+    if imported and not state.update:
+        where = "from the imported weights"
+    model = config.model.placement if config.train.start or imported else init.start_of(config.model)
     setup.tell("start", state.update, message=f"{model}, {facts}, {where}{chosen}")
     for note in setup.task.notes():
         setup.tell("message", 0, message=note)

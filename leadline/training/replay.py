@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from leadline.data.store import Store, prepare
+from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError
 from leadline.training import checkpoint, loop
 from leadline.training import run as runs
@@ -17,7 +17,12 @@ from leadline.training.setup import Setup, set_up
 
 
 def replay(
-    folder: Path, update: int, watcher: Watcher, device: str | None = None, allow_code: bool = False
+    folder: Path,
+    update: int,
+    watcher: Watcher,
+    device: str | None = None,
+    allow_code: bool = False,
+    progress: Progress = lambda what, done: None,
 ) -> dict[str, Any]:
     """Train from the nearest checkpoint to the update, in memory alone; what the watcher and the step say of it."""
     if update < 1:
@@ -26,11 +31,14 @@ def replay(
     if device:
         config = config.set(train={"device": device})
     config = resolved(runs.absolute(config))
-    setup = set_up(folder, config, Store(prepare(config.data)), [])
+    setup = set_up(folder, config, Store(prepare(config.data, progress=progress)), [])
+    if update > setup.total:
+        raise UserError(f"{folder} ends after update {setup.total}: there is no update {update}")
     state = _before(setup, update)
     setup.model.train()
     batches = loop.batches_of(setup, state)
     for number in range(state.update + 1, update + 1):
+        progress(f"replaying updates {state.update + 1} to {update}", 1)
         epoch, begin, _, _, rows, own = next(batches)
         lr = loop.rate_of(setup, state, number)
         result = setup.step(own, number, lr, [watcher] if number == update else [])

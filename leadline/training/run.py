@@ -43,13 +43,15 @@ def is_run(folder: Path) -> bool:
 
 
 def require_new(folder: Path) -> None:
-    """An existing run is never overwritten, and what else lies in a folder is never taken for a part of one."""
+    """An existing run is never overwritten, and what else lies there is never taken for a part of one."""
     if is_run(folder):
         raise UserError(
             f"{folder} holds a run already: go on with leadline train --resume {folder}, or choose another folder"
         )
-    there = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    if others := sorted(name for name in there if name not in LAID_OUT and not name.startswith(".")):
+    if folder.is_file():
+        raise UserError(f"the run folder {folder} cannot be written: there is a file of that name")
+    there = [path.name for path in folder.iterdir() if path.name[:1] != "."] if folder.is_dir() else []
+    if others := sorted(set(there) - {*LAID_OUT}):
         raise UserError(f"{folder} is not empty and not a run: it has {others[0]}; choose another --out, or empty it")
 
 
@@ -219,6 +221,8 @@ def describe(folder: Path, config: Config, store: Store, choices: Facts, update:
         "data": {key: store.manifest[key] for key in known if key in store.manifest},
         "spikes": before.get("spikes", []),
     }
+    if "configs" in before or not (before or checkpoint.names(folder)):  # of an earlier version they are not known
+        facts["configs"] = sorted({*before.get("configs", []), facts["config_sha256"]})
     if before:
         facts["began"] = before.get("began", {"numerics": before.get("numerics", 1), "code": before.get("code")})
     write_json(folder / "run.json", facts | {"seal": checksum(facts)})

@@ -104,6 +104,7 @@ class Trained:
 
     def task(self, progress: Progress | None = None) -> tasks.AnyTask:
         """The task on the data the run was trained on, which is prepared again if it is not there."""
+        tasks.require(self.config)
         store = Store(prepare(self.config.data, progress=progress or (lambda what, done: None)))
         if store.tokenizer.bpe.to_str() != self.tokenizer.bpe.to_str():
             raise UserError(

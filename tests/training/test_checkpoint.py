@@ -22,7 +22,8 @@ from torch import nn
 
 from leadline.config import Config
 from leadline.errors import UserError
-from leadline.files import sha256
+from leadline.files import checksum, sha256, write_json
+from leadline.provenance import facts_of
 from leadline.training import checkpoint, saving
 from leadline.training.checkpoint import State
 from leadline.training.events import Event
@@ -535,6 +536,38 @@ def test_json_files_are_json_that_any_program_reads(tmp_path: Path) -> None:
     save_each(tmp_path, [1])  # before the first evaluation, the best loss is infinite
     path = tmp_path / "checkpoints" / "00000001" / "state.json"
     assert json.loads(path.read_text(), parse_constant=refuse)["best_nll"] is None
+
+
+def test_a_checkpoint_of_another_run_is_not_used(finished: Path, tiny: Config, tmp_path: Path) -> None:
+    """Its weights fit, and were translated with and evaluated without a word."""
+    other = train(tiny.set(train={"seed": 2}), tmp_path / "other") / "checkpoints" / "00000020"
+    run = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "00000020")
+    shutil.copytree(other, run / "checkpoints" / "00000020")
+    with pytest.raises(UserError, match=r"00000020 is of another run: it was trained with a config that this run"):
+        load(run, "last")
+    heard: list[str] = []
+    latest = checkpoint.read_latest(run, heard.append)
+    assert latest
+    assert latest[0].update == 10
+    assert len(heard) == 1
+
+
+def test_checkpoints_from_before_a_change_on_the_way_are_the_run_s_own(finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    changed = load(run).config.set(optim={"lr": 1e-4}, train={"updates": 22})
+    resume(run, config=changed)
+    assert {load(run, name).checkpoint for name in ("10", "20", "22")} == {"00000010", "00000020", "00000022"}
+    assert len(facts_of(run)["configs"]) == 2
+
+
+def test_a_run_of_an_earlier_version_does_not_know_its_configs(finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    facts = {key: value for key, value in facts_of(run).items() if key not in ("configs", "seal")}
+    write_json(run / "run.json", facts | {"seal": checksum(facts)})
+    resume(run, config=load(run).config.set(train={"updates": 22}))
+    assert "configs" not in facts_of(run)
+    assert load(run, "10").checkpoint == "00000010"
 
 
 def test_a_checkpoint_under_another_s_name_is_damaged_and_a_copy_is_none(finished: Path, tmp_path: Path) -> None:
