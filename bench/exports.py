@@ -113,7 +113,8 @@ def by_ctranslate2(trained: Trained, folder: Path, lines: list[str]) -> list[Tok
         max_decoding_length=trained.model.config.max_length - 1,
         max_batch_size=BATCH,
     )
-    return [[tokenizer.token_to_id(piece) for piece in result.hypotheses[0]] for result in results]
+    ids = tokenizer.get_vocab()
+    return [[ids[piece] for piece in result.hypotheses[0]] for result in results]
 
 
 def cause(exact: Transformer, trained: Trained, tool: str, source: Tokens, ours: Tokens, theirs: Tokens) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def _rows() -> list[dict[str, str]]:
     return list(csv.DictReader((RESULTS / "injected.csv").open(encoding="utf-8")))
 
 
-def _order(row: dict[str, str]) -> tuple[int, str, str, str]:
+def _order(row: Mapping[str, str]) -> tuple[int, str, str, str]:
     return int(row["seed"]), row["table"], row["fault"], row["training"]
 
 

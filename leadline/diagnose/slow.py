@@ -168,8 +168,8 @@ def _moved(t: Timeline, sign: int) -> Iterator[tuple[str, int, int, float]]:
     updates, sizes = t.updates[read], np.log(weight[read])
     earlier = np.searchsorted(updates, updates - SPAN, side="right") - 1
     seen: set[int] = set()
-    for at in np.flatnonzero(earlier >= 0):
-        then = earlier[at]
+    for at in map(int, np.flatnonzero(earlier >= 0)):
+        then = int(earlier[at])
         if earlier[then] < 0 or updates[at] - updates[then] > 2 * SPAN:
             continue
         change, before = sign * (sizes[at] - sizes[then]), sign * (sizes[then] - sizes[earlier[then]])

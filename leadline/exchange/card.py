@@ -138,7 +138,7 @@ def _verdict(run: Path) -> str:
     losses = measured.points("loss")[1]
     if not losses:
         return "\n".join([*said, "Leadline has not trained it: it was imported."])
-    diverged = [None] in (measured.curve(key)[1][-1:] for key in ("loss", "grad_norm", "valid_nll"))
+    diverged = any(measured.curve(key)[1][-1:] == [None] for key in ("loss", "grad_norm", "valid_nll"))
     last = losses[-10:]
     said.append(
         f"The training {'diverged: its last numbers are not finite' if diverged else 'did not diverge'}. Its loss "
