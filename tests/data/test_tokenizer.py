@@ -38,9 +38,7 @@ def learned(lines: list[str], **changes) -> Tokenizer:
     """With as many merges as the lines allow."""
     config = DataConfig(vocab_size=100_000, **changes)
     cleaned = [clean(line, config, config.source_lang) for line in lines]
-    with pytest.raises(UserError) as error:
-        learn(cleaned, config)
-    most = int(re.findall(r"\d+", str(error.value))[-1])
+    most = learn(cleaned, config).get_vocab_size()
     few = most - most // 4  # so that some words are in several pieces
     return Tokenizer(learn(cleaned, DataConfig(vocab_size=few, **changes)), config)
 
@@ -251,14 +249,6 @@ class TestBytes:
         assert again.encode([text], "en") == tokenizer.encode([text], "en")
         assert again.end_of_text == tokenizer.end_of_text
 
-
-def test_a_vocabulary_that_cuts_and_fills_up_does_neither_here() -> None:
-    tokenizer = learned(["a b c d e f g"])
-    tokenizer.bpe.enable_truncation(2)
-    tokenizer.bpe.enable_padding(length=8)
-    again = Tokenizer(StandardTokenizer.from_str(tokenizer.bpe.to_str()), tokenizer.config)
-    assert again.decode(again.encode(["a b c d e f g", "a"], "en")) == ["a b c d e f g", "a"]
-
     def test_an_end_of_text_that_is_no_special_token_has_no_bytes(self, tokenizer: Tokenizer) -> None:
         state = json.loads(tokenizer.bpe.to_str())
         for added in ([], [token | {"special": False} for token in state["added_tokens"]]):
@@ -276,3 +266,11 @@ def test_a_vocabulary_that_cuts_and_fills_up_does_neither_here() -> None:
         tokenizer.bpe.save(str(path))
         with pytest.raises(UserError, match=r"tokenizer.json does not give text back as it was: use"):
             learn([], DataConfig(tokenizer="byte_bpe", vocabulary=str(path)), documents=True)
+
+
+def test_a_vocabulary_that_cuts_and_fills_up_does_neither_here() -> None:
+    tokenizer = learned(["a b c d e f g"])
+    tokenizer.bpe.enable_truncation(2)
+    tokenizer.bpe.enable_padding(length=8)
+    again = Tokenizer(StandardTokenizer.from_str(tokenizer.bpe.to_str()), tokenizer.config)
+    assert again.decode(again.encode(["a b c d e f g", "a"], "en")) == ["a b c d e f g", "a"]

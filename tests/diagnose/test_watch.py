@@ -225,7 +225,7 @@ def test_the_command_line_watches(leadline: Callable[..., Any], tiny: Config, tm
     assert [row["update"] for row in looks(tmp_path / "run")] == [1, 2]
     refused = leadline("train", tmp_path / "config.toml", "--out", tmp_path / "other", "--watch", -1)
     assert refused.code == 2
-    assert refused.err.splitlines()[-1].startswith("leadline: Watch(every, alarm): every must be at least 1")
+    assert refused.err.splitlines()[-1].startswith("leadline: --watch must be 0 (off) or")
 
 
 # The alarm
