@@ -174,7 +174,9 @@ def _moved(t: Timeline, sign: int) -> Iterator[tuple[str, int, int, float]]:
             continue
         change, before = sign * (sizes[at] - sizes[then]), sign * (sizes[then] - sizes[earlier[then]])
         apart, calm = change - np.median(change), before - np.median(before) < math.log(CALM)
-        for layer in map(int, np.flatnonzero((np.minimum(change, apart) > math.log(MOVED)) & calm)):
+        steps = sign * np.diff(sizes[then : at + 1], axis=0)
+        slow = (steps.max(axis=0) < change / 2) | (len(steps) < 3)  # and not written to between two updates
+        for layer in map(int, np.flatnonzero((np.minimum(change, apart) > math.log(MOVED)) & calm & slow)):
             first = _began(sizes[:, layer], at)
             # Gains are seen in looks, and scalars such as ReZero's may pass zero.
             if layer not in seen and t.layers[layer] != NORMS:

@@ -209,6 +209,16 @@ def test_a_slow_fault_is_named_with_about_when_it_began(
     assert abs(first.update - AT) <= about
 
 
+def test_weights_written_to_once_do_not_grow_slowly() -> None:
+    measured = rows()
+    for row in measured:
+        if row["update"] >= AT:
+            row["pulse"][2][2] *= 8 * 1.01 ** (row["update"] - AT)
+        row["pulse"][3][2] = 7.0 * (row["update"] == AT)
+    (cause,) = explain(measured).causes
+    assert (cause.kind, cause.where, cause.update) == ("weights", "b.attn", AT)
+
+
 def test_logits_that_grow_with_the_weights_of_their_layer() -> None:
     measured = rows()
     for row in measured:
