@@ -1,15 +1,16 @@
 """Does `leadline explain` name what went wrong? Faults are put into small trainings, and healthy ones are left alone.
 
     python -m bench.injected make FOLDER --table sudden --seed 7     trains: every fault of a table (or healthy ones)
-    python -m bench.injected judge FOLDER    bench/results/injected.csv: what explain says of each, beside what is there
+    python -m bench.injected judge FOLDER    bench/results/injected.csv: what explain says of each; docs/watch.md
     python -m bench.injected gallery FOLDER  docs/post-mortems.md
     python -m bench.injected saved           bench/results/rollback.csv: trainings with a bad batch, rolled back and not
     python -m bench.injected cost            bench/results/watch_cost.csv: time of watching in a plain loop
 
 Trainings are of translation (number words), a masked LM and a language model (the standard library's docstrings), each
 in our own loop, and of Hugging Face's GPT-2 in a plain one. A fault comes at a random update. The thresholds of explain
-were chosen on even seeds; odd ones judge. Healthy trainings (of five seeds) are noisy: small batches, dropout and high
-rates. A folder's trainings are kept, so `make` can be stopped and started again.
+were chosen on even seeds; odd ones judge (bench/injected/judge.py says which are untouched). Healthy trainings (of five
+seeds) are noisy: small batches, dropout and high rates. A folder's trainings are kept, so `make` can be stopped and
+started again.
 """
 
 from __future__ import annotations

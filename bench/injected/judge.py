@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.injected.faults import KINDS, Case, case_of
+from bench.injected.faults import KINDS, TABLES, Case, case_of
+from bench.injected.gallery import TITLES
 from bench.injected.trainings import WATCHED
+from leadline.files import write_text
 
 RESULTS = Path(__file__).parents[1] / "results"
+DOCS = Path(__file__).parents[2] / "docs" / "watch.md"
+BEGIN, END = "<!-- python -m bench.injected tell -->\n", "<!-- end -->\n"
 COLUMNS = [
     "table", "training", "fault", "seed", "at", "put", "named", "where", "since", "right", "alarm", "shown", "others",
 ]  # fmt: skip
+FITTED = "thresholds chosen on it"
+ROLES = {FITTED: (4,), "a rule was mended after": (5, 7, 9), "no rule has changed since": (11, 13)}
 ABOUT = 20  # updates by which the first of a slow fault may be told wrongly
 
 
@@ -90,23 +97,46 @@ def _shown(points: tuple[list[float], list[float]], at: int) -> Any:
 
 
 def tell() -> None:
-    """The shares, from the file."""
-    rows = _rows()
-    for table, seed in sorted({(row["table"], int(row["seed"])) for row in rows if row["fault"]}):
-        some = [row for row in rows if (row["table"], row["seed"]) == (table, str(seed))]
-        right = sum(int(row["right"]) for row in some)
-        kinds = sum(row["named"] == KINDS.get(row["fault"], row["fault"]) for row in some)
-        shown = [row for row in some if row["shown"]]
-        early = sum(bool(row["alarm"]) and int(row["alarm"]) <= int(row["shown"]) for row in shown)
-        role = "judges" if seed % 2 else "thresholds were chosen on it"
-        print(
-            f"{table}, seed {seed} ({role}): {len(some)} faults, {kinds} of the right kind, {right} with the right "
-            f"place and update; the validation loss shows {len(shown)}, of {early} of which an alarm came before"
-        )
+    """The table of docs/watch.md, from the file."""
+    text = table(_rows())
+    print(text)
+    write_text(DOCS, written(DOCS.read_text(encoding="utf-8"), text))
+    _tell_saved()
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """What was named and when an alarm came, by what a seed is for."""
+    lines = [
+        "| faults | seeds | trainings | of the right kind | with place and update | shown by the validation loss | an "
+        "alarm came before or with it |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    wrong = []
+    for name in TABLES:
+        for role, of in ROLES.items():
+            some = [row for row in rows if row["table"] == name and int(row["seed"]) in of]
+            shown = [row for row in some if row["shown"]]
+            early = sum(bool(row["alarm"]) and int(row["alarm"]) <= int(row["shown"]) for row in shown)
+            seeds = ", ".join(map(str, of))
+            kinds = sum(row["named"] == KINDS.get(row["fault"], row["fault"]) for row in some)
+            right = sum(int(row["right"]) for row in some)
+            lines.append(f"| {name}, {role} | {seeds} | {len(some)} | {kinds} | {right} | {len(shown)} | {early} |")
+            wrong += [row for row in some if role != FITTED and row["right"] == "0"]
     healthy = [row for row in rows if not row["fault"]]
     said, alarmed = (sum(bool(row[key]) for row in healthy) for key in ("named", "alarm"))
-    print(f"{len(healthy)} healthy trainings: explain found a fault in {said}, {alarmed} had an alarm")
-    _tell_saved()
+    missed = Counter(f"`{row['fault']}` in {TITLES[row['training']]}" for row in wrong)
+    lines += [
+        "",
+        f"Of {len(healthy)} healthy trainings `explain` found a fault in {said}, and {alarmed} had an alarm. Wrong or "
+        f"not found on the seeds that judge: {', '.join(f'{of} ({count})' for of, count in sorted(missed.items()))}.",
+    ]
+    return "\n".join(lines)
+
+
+def written(page: str, text: str) -> str:
+    """The page with this table in it."""
+    head, _, rest = page.partition(BEGIN)
+    return f"{head}{BEGIN}{text}\n{END}{rest.partition(END)[2]}"
 
 
 def _tell_saved() -> None:
