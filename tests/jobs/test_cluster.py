@@ -136,6 +136,17 @@ def test_processes_of_a_run_need_a_cluster(leadline: Callable[..., Any], tmp_pat
     assert "--processes needs --on ray" in answer.err
 
 
+def test_the_room_of_a_node_is_that_of_what_a_run_takes_there() -> None:
+    def node(alive: bool = True, **resources: float) -> dict[str, Any]:
+        return {"Alive": alive, "Resources": resources}
+
+    nodes = [node(CPU=8.0, GPU=1.0), node(CPU=2.0, GPU=4.0), node(CPU=64.0, GPU=8.0, alive=False)]
+    cluster._require_room(nodes, 8, gpus=False)  # on CPUs GPUs are not counted
+    cluster._require_room(nodes, 2, gpus=True)
+    with pytest.raises(UserError, match="--processes 4: no node of the cluster has CPUs and GPUs for more than 2; ask"):
+        cluster._require_room(nodes, 4, gpus=True)  # there are four GPUs, and the run would wait for CPUs for ever
+
+
 class Nodes:
     """A head without room for trainings, and two nodes with room for one each."""
 
@@ -227,7 +238,7 @@ def test_what_is_killed_goes_on_and_what_fails_is_told(nodes: Nodes, tmp_path: P
 
 @pytest.mark.slow
 def test_a_run_that_no_node_has_room_for_is_refused(nodes: Nodes, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--processes 2: no node of the cluster has more than 1 CPUs; ask for fewer"):
+    with pytest.raises(UserError, match="--processes 2: no node of the cluster has CPUs for more than 1; ask"):
         cluster.execute([job("process")], tmp_path, nodes.address, processes=2)
 
 
