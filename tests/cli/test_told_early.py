@@ -69,8 +69,10 @@ def test_it_is_told_before_anything_is_prepared(leadline: Leadline, text: Path, 
 
 
 def test_a_folder_of_runs_is_called_one(leadline: Leadline, finished: Path) -> None:
-    answer = leadline("evaluate", finished.parent)
-    assert f"is a folder of runs: name those you mean, such as {finished}" in answer.err
+    for command in ("evaluate", "explain", "inspect"):
+        answer = leadline(command, finished.parent)
+        assert answer.code == 2
+        assert f"is a folder of runs: name those you mean, such as {finished}" in answer.err
 
 
 def test_work_is_told_again_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
