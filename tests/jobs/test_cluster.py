@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,6 +129,18 @@ def test_an_error_of_several_processes_is_told_once(tmp_path: Path) -> None:
     alone = Job("too few batches", TINY, "data")
     assert "2 processes" in cluster._work(alone, tmp_path, Heard(), 2)
     assert len((alone.folder(tmp_path) / "log.txt").read_text().splitlines()) == 1
+
+
+def test_the_others_do_not_wait_for_what_the_first_makes_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for ten minutes, and would end it with an error."""
+    done: list[str] = []
+    world = SimpleNamespace(leads=True, leave=lambda: done.append("left"))
+    monkeypatch.setattr(worker, "join", lambda: world)
+    monkeypatch.setattr(worker, "_finish", lambda *_: done.append("finished"))
+    worker.work(lay_out(Job("short", TINY.set(train={"updates": 2, "eval_every": -1}), "data"), tmp_path))
+    assert done == ["left", "finished"]
 
 
 def test_processes_of_a_run_need_a_cluster(leadline: Callable[..., Any], tmp_path: Path) -> None:
