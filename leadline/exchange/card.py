@@ -173,7 +173,8 @@ def _scores(run: Path, checkpoint: str) -> str:
     for facts in evaluations.every(run):
         if facts.get("checkpoint") == checkpoint and ("by_direction" not in facts or facts["name"] in tables):
             told = tables.get(facts["name"]) or "\n".join(_told(facts))
-            parts.append(f"`leadline evaluate`, {_plain(facts['name'])}:\n\n{told}")
+            name = re.sub(r"(data\.\w+=).*", r"\1…", facts["name"])  # where other data lie is not told
+            parts.append(f"`leadline evaluate`, {_plain(name)}:\n\n{told}")
     known = [row for row in history.read(run).rows if "valid_nll" in row]
     if known := [row for row in known if f"{row['update']:08d}" == checkpoint]:
         named = {name.removeprefix("valid_"): value for name, value in known[-1].items() if name.startswith("valid_")}

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as BPE
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
+from leadline import evaluations
 from leadline.config import Config, DataConfig
 from leadline.data.tokenizer import EOS, Tokenizer, learn
 from leadline.diagnose.inspection import Inspection
@@ -203,11 +204,15 @@ def test_the_card_has_scores_with_their_signatures_and_the_verdict(
 ) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     answer = leadline("evaluate", run, "--split", "valid", "--checkpoint", "last", "--json")
+    facts = {"split": "test", "checkpoint": "00000020", "bleu": 12.5}
+    assert evaluations.write(run, facts, ["data.source=text:/home/me/secret"]) == []
     scores = json.loads(answer.out)
     assert leadline("export", run, tmp_path / "out", "--checkpoint", "last").code == 0
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert f"- bleu: {scores['bleu']:.4g}\n" in card.partition("`leadline evaluate`, valid-checkpoint-last:")[2]
     assert f"- bleu signature: {scores['bleu_signature']}".replace("|", r"\|") in card
+    assert "`leadline evaluate`, test-data.source=…:\n\n- bleu: 12.5\n" in card
+    assert "secret" not in card
     assert "| `decode.beam` |" in card
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
