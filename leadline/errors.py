@@ -34,13 +34,17 @@ class Interrupted(Exception):
         return f"{name} after update {self.update}: saved; go on with leadline train --resume {self.folder}"
 
 
+def runs_in(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob("*/config.toml"))
+
+
 def not_a_run(folder: Path) -> UserError:
     """For what was named as the folder of a run and is none."""
     if not folder.exists():
         return UserError(f"{folder} does not exist: give the folder of a run")
     if folder.is_file():
         return UserError(f"{folder} is a file: give the folder of the run")
-    if inside := sorted(path.parent for path in folder.glob("*/config.toml")):
+    if inside := runs_in(folder):
         return UserError(f"{folder} is a folder of runs: name those you mean, such as {inside[0]}, or {folder}/*")
     return UserError(f"{folder} is not a run: it has no config.toml")
 

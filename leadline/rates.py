@@ -161,7 +161,10 @@ def choice(rate: float, warm: int, planned: int, tried: Sequence[Tried]) -> Choi
     others = ", ".join(f"{other:g}: {loss:.3g}" for other, loss in last.items() if other != rate)
     spent = sum(t.updates for t in tried)
     rates = sorted({t.rate for t in tried})
-    end = " (an end of what was tried: beyond it may be better)" if rate in (min(last), max(last)) else ""
+    near = [other for other in last if other >= rate and last[rate] - NEAR <= last[other]]  # not what has collapsed
+    lowest = min(near, key=lambda other: last[other])
+    beyond = f" ({lowest:g} is an end of what was tried: beyond it may be better)"
+    end = beyond if lowest in (min(last), max(last)) else ""
     whole = ", the whole training" if length == planned else ""
     said = (
         f"lr {rate:g} has a loss of {last[rate]:.3g} after {length} updates{whole} ({others}), the lowest rate within "

@@ -84,7 +84,12 @@ def test_a_rate_that_breaks_or_collapses_is_never_chosen_over_one_that_does_not(
 
 def test_of_rates_that_end_alike_the_lowest_is_taken() -> None:
     rates = ladder("Adam")
-    assert search(valley(rates[5], width=NEAR / 2), rates, 320, 400)[0] == rates[4]
+    rate, tried = search(valley(rates[5], width=NEAR / 2), rates, 320, 400)
+    assert rate == rates[4]
+    assert "may be better" not in choice(rate, 40, 400, tried).reason  # the best, above it, has both neighbours
+    rate, tried = search(valley(rates[10], width=NEAR / 2), rates, 320, 400)
+    assert rate == rates[9]
+    assert "(0.064 is an end of what was tried: beyond it may be better)" in choice(rate, 40, 400, tried).reason
 
 
 def test_where_nothing_survives_or_the_budget_is_too_small_a_sentence_says_so() -> None:

@@ -16,7 +16,6 @@ Splits: by TASK and by FAMILY each in turn is left out of the fit; nothing is fi
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
@@ -181,7 +180,3 @@ def good(ends: Mapping[float, float]) -> tuple[float, float]:
     """The lowest and the highest rate that end near the best."""
     near = [rate for rate, loss in ends.items() if loss <= min(ends.values()) + NEAR]
     return min(near), max(near)
-
-
-def middle_good(ends: Mapping[float, float]) -> float:
-    return math.sqrt(math.prod(good(ends)))

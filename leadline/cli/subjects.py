@@ -24,7 +24,7 @@ from leadline.data.store import Progress, Store, prepare
 from leadline.diagnose.inspect import BATCHES, batches_of, last_gradient, optimizer_of
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.probe import Subject, in_words
-from leadline.errors import UserError, first_line
+from leadline.errors import UserError, first_line, not_a_run, runs_in
 from leadline.exchange import huggingface
 from leadline.model.init import base_of
 from leadline.training import checkpoint, optim
@@ -56,6 +56,8 @@ def find(
     if path.is_dir() and (path / "config.json").exists():
         _no_settings(what, assignments)
         return (lambda seed: _hugging_face(path, lr or 1e-3, seed)), None
+    if path.is_dir() and runs_in(path):
+        raise not_a_run(path)
     if path.is_dir():
         raise UserError(f"{what} is neither a run (config.toml) nor a Hugging Face model (config.json)")
     if ":" in what and "/" not in what and path.suffix != ".toml":

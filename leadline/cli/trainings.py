@@ -211,8 +211,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run: its loss and, for a translator, sacreBLEU and chrF with their signatures.
 
-    With many languages, it prints a table by direction and writes it to RUN/evaluations; with --directions,
-    --checkpoint or --set, to a file of its own. With --directions there is no loss, which would cover all directions.
+    It is kept in RUN/evaluations, with --directions, --checkpoint or --set in a file of its own. With many languages it
+    is a table by direction; with --directions there is no loss, which would cover all directions.
     """
     world = join()
     trained = load_run(run, which, device, assignments, allow_code, ("decode", "data"))

@@ -88,7 +88,7 @@ class Numerals(Pairs):
 
 OPUS_SPLITS = {"train": "train", "valid": "dev", "test": "test"}
 TRAIN_FILE = re.compile(r"(?:train|opus\.[^.]+-train)\.([A-Za-z]{2,3}(?:[-_]\w+)*)(?:\.gz|\.xz)?")
-PAIR_FILE = re.compile(r"train\.(\w+)-(\w+)\.")
+PAIR_FILE = re.compile(r"train\.(\w+)-(\w+)\.(?:\1|\2)(?:\.gz|\.xz)?")
 SPLIT_WORD = re.compile(r"(?<=\S)@@ ")  # how subword-nmt marks that a word goes on
 
 
@@ -173,7 +173,7 @@ class TextFolder(TextFiles):
         if split != "train":
             return ""
         there = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
-        if pair := next((match for match in map(PAIR_FILE.match, there) if match), None):
+        if pair := next((match for match in map(PAIR_FILE.fullmatch, there) if match), None):
             return f": of the pairs that it has choose one, as in data.source_lang={pair[1]} data.target_lang={pair[2]}"
         languages = sorted(languages_in(self.folder))
         if len(languages) > 1:

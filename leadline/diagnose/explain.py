@@ -22,7 +22,7 @@ from leadline import flight, history
 from leadline.diagnose.rules import RULES
 from leadline.diagnose.slow import SLOW, trend
 from leadline.diagnose.timeline import Cause, Timeline
-from leadline.errors import UserError, not_a_run
+from leadline.errors import UserError, not_a_run, runs_in
 from leadline.flight import EMBEDDINGS
 from leadline.history import Row
 
@@ -59,7 +59,9 @@ def explain(run: str | Path | Sequence[Row], looks: Sequence[Row] = ()) -> Expla
         if not folder.is_dir():
             raise not_a_run(folder)
         run, looks = flight.read(folder), history.read(folder).rows
-    rows = list(run) or [row for row in looks if "loss" in row]
+        if not run and not looks and runs_in(folder):
+            raise not_a_run(folder)
+    rows = [row for row in run if "loss" in row] or [row for row in looks if "loss" in row]
     if not rows:
         raise UserError(f"{name} has measured nothing yet: there is nothing to explain")
     with np.errstate(all="ignore"), warnings.catch_warnings():

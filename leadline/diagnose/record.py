@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from leadline.errors import UserError
-from leadline.files import to_json
+from leadline.files import to_json, written
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,9 @@ QUANTITIES = {
 
 def save(records: Iterable[Record], path: Path) -> None:
     """Atomically, one JSON object a line."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with written(path) as file:
         for record in records:
             file.write(to_json(asdict(record)) + "\n")
-    temporary.replace(path)
 
 
 def load(path: Path) -> list[Record]:

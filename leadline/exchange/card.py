@@ -25,6 +25,7 @@ from leadline.exchange import usage
 from leadline.files import to_json, write_text
 from leadline.placement import find
 from leadline.provenance import facts_of
+from leadline.training.checkpoint import is_imported
 from leadline.training.trained import Trained
 
 OPEN = "# yours to fill in: Leadline does not choose a licence, and that of the training data may bind you"
@@ -136,21 +137,26 @@ def _verdict(run: Path) -> str:
             said += ["The run has an inspection that cannot be read.", ""]
     measured = history.read(run)
     losses = measured.points("loss")[1]
-    if not losses:
+    if not losses and is_imported(run):
         return "\n".join([*said, "Leadline has not trained it: it was imported."])
     diverged = any(measured.curve(key)[1][-1:] == [None] for key in ("loss", "grad_norm", "valid_nll"))
-    last = losses[-10:]
-    said.append(
-        f"The training {'diverged: its last numbers are not finite' if diverged else 'did not diverge'}. Its loss "
-        f"began at {losses[0]:.3f} and ended at {statistics.median(last):.3f} (median of the last {len(last)} logged)."
-    )
+    if diverged or losses:
+        said.append(f"The training {'diverged: its last numbers are not finite' if diverged else 'did not diverge'}.")
+    if last := losses[-10:]:
+        said.append(
+            f"Its loss began at {losses[0]:.3f} and ended at {statistics.median(last):.3f} (median of the last "
+            f"{len(last)} logged)."
+        )
+    else:
+        said.append("It ended before a loss was logged.")
     updates, valid = measured.points("valid_nll")
     if valid:
         best = min(range(len(valid)), key=valid.__getitem__)
         said.append(f"The validation loss was lowest at update {updates[best]:.0f}: {valid[best]:.4f} nats.")
     try:
         explained = explain.explain(run)
-        said += ["`leadline explain` says:", "", *_quoted(explain.lines(explained)[: 1 if explained.healthy else 3])]
+        words = 3 if explained.causes else 1 if explained.healthy else 2  # the rest are other causes and the curve
+        said += ["`leadline explain` says:", "", *_quoted(explain.lines(explained)[:words])]
     except UserError:
         pass
     return "\n".join(said)
@@ -167,7 +173,8 @@ def _scores(run: Path, checkpoint: str) -> str:
     for facts in evaluations.every(run):
         if facts.get("checkpoint") == checkpoint and ("by_direction" not in facts or facts["name"] in tables):
             told = tables.get(facts["name"]) or "\n".join(_told(facts))
-            parts.append(f"`leadline evaluate`, {_plain(facts['name'])}:\n\n{told}")
+            name = re.sub(r"(data\.\w+=).*", r"\1…", facts["name"])  # where other data lie is not told
+            parts.append(f"`leadline evaluate`, {_plain(name)}:\n\n{told}")
     known = [row for row in history.read(run).rows if "valid_nll" in row]
     if known := [row for row in known if f"{row['update']:08d}" == checkpoint]:
         named = {name.removeprefix("valid_"): value for name, value in known[-1].items() if name.startswith("valid_")}

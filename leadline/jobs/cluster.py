@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -77,12 +77,12 @@ def execute(
         events = Queue(actor_options=ON_HEAD)
         task = ray.remote(max_retries=RETRIES, retry_exceptions=[Killed])(_work)
         there_are_gpus = ray.cluster_resources().get("GPU", 0) > 0
-        _require_room(ray, processes, there_are_gpus)
+        wants_gpus = [there_are_gpus and job.config.train.device != "cpu" for job in waiting]
+        _require_room(ray.nodes(), processes, any(wants_gpus))
         running: dict[Any, Job] = {}
         try:
-            for job in waiting:
-                gpus = processes if there_are_gpus and job.config.train.device != "cpu" else 0
-                placed = task.options(num_cpus=processes, num_gpus=gpus)
+            for job, on_gpus in zip(waiting, wants_gpus, strict=True):
+                placed = task.options(num_cpus=processes, num_gpus=processes if on_gpus else 0)
                 started = placed.remote(_anywhere(job), root.absolute(), events, processes)
                 running[started] = job
             while running or not events.empty():
@@ -103,12 +103,16 @@ def execute(
     local.require_none(failed, jobs)
 
 
-def _require_room(ray: Any, processes: int, gpus: bool) -> None:
-    """A run that no node has room for would wait for ever."""
-    kind = "GPU" if gpus else "CPU"
-    most = max((int(node["Resources"].get(kind, 0)) for node in ray.nodes() if node["Alive"]), default=0)
+def _require_room(nodes: Sequence[Mapping[str, Any]], processes: int, gpus: bool) -> None:
+    """A run that no node has room for would wait for ever. Each process takes a CPU, and one of `gpus` a GPU too."""
+    kinds = ("CPU", "GPU") if gpus else ("CPU",)
+    rooms = [min(int(node["Resources"].get(kind, 0)) for kind in kinds) for node in nodes if node["Alive"]]
+    most = max(rooms, default=0)
     if processes > max(most, 1):
-        raise UserError(f"--processes {processes}: no node of the cluster has more than {most} {kind}s; ask for fewer")
+        needed = " and ".join(f"{kind}s" for kind in kinds)
+        raise UserError(
+            f"--processes {processes}: no node of the cluster has {needed} for more than {most}; ask for fewer"
+        )
 
 
 def _anywhere(job: Job) -> Job:

@@ -56,9 +56,9 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
             train(config, folder, on_step)
     except Diverged as error:
         diverged = str(error)
+    world.leave()  # the others would not wait for translations that take longer than LEADLINE_TIMEOUT
     if world.leads:
         _finish(folder, config, job, diverged)
-    world.leave()
 
 
 def _finish(folder: Path, config: Config, job: Facts, diverged: str) -> None:

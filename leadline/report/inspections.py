@@ -74,6 +74,8 @@ def _rates(inspection: Inspection) -> list[Section]:
         chances.append([probability(score(features(b, r))) for b, r in pairs])
         changes.append([r.value for r in tried if r.quantity == "output_change" and r.step == 1])
     caption = f"Each rate was tried for {STEPS} steps from the same weights, which were then put back."
+    if rates and rates[-1] > (limit := fitted.limit(inspection.facts)):
+        caption += f" Above {limit:g} the probability says nothing: no model that it was fitted on has its edge there."
     learning = _spread_series("probability of learning", rates, chances)
     first = _spread_series("‖ΔF‖, first step", rates, changes)
     x = "learning rate"

@@ -5,7 +5,8 @@ run.json         which code and versions, device, the config with every choice m
 tokenizer.json   so that the run can translate without its data
 metrics.jsonl    one line a measurement: see leadline.metrics
 flight.jsonl     the last few hundred updates: see leadline.flight
-tensorboard/     the same for TensorBoard
+evaluations/     see leadline.evaluations
+tensorboard/     the same as metrics.jsonl, for TensorBoard
 checkpoints/     see leadline.training.checkpoint
 
 run.json has the hash of config.toml and its own, each checkpoint that of config.toml too: a config that is torn is

@@ -20,6 +20,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "pairs": ["train.fr", "train.en", "valid.fr", "valid.en"],
         "one": ["train.fr"],
         "dots": ["train.fr-en.fr", "train.fr-en.en"],
+        "brazil": ["train.en.gz", "train.fr.gz", "train.pt-br.gz"],
         "table": ["train.tsv"],
         "empty": [],
     }.items():
@@ -40,6 +41,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train small_pre_ln --set data.source=documents:pairs", "has documents, and translation needs pairs of"),
         ("train small_pre_ln --set data.source=text:one", "the other language of fr is missing (it has train.fr)"),
         ("train small_pre_ln --set data.source=text:dots", "data.source_lang=fr data.target_lang=en"),
+        ("train small_pre_ln --set data.source=text:brazil", "data.target_lang (it has en, fr, pt-br)"),
         ("train small_pre_ln --set data.source=text:table", "a table of pairs makes two such files: cut -f1, cut -f2"),
         ("train small_pre_ln --set data.source=text:table/train.tsv", "a table of pairs makes two such files"),
         ("train small_pre_ln --set data.source=text:empty", "(it is empty)"),
@@ -69,8 +71,10 @@ def test_it_is_told_before_anything_is_prepared(leadline: Leadline, text: Path, 
 
 
 def test_a_folder_of_runs_is_called_one(leadline: Leadline, finished: Path) -> None:
-    answer = leadline("evaluate", finished.parent)
-    assert f"is a folder of runs: name those you mean, such as {finished}" in answer.err
+    for command in ("evaluate", "explain", "inspect"):
+        answer = leadline(command, finished.parent)
+        assert answer.code == 2
+        assert f"is a folder of runs: name those you mean, such as {finished}" in answer.err
 
 
 def test_work_is_told_again_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -137,6 +137,12 @@ def test_noise_is_no_fault(noise: float) -> None:
         assert "healthy" not in str(explanation)
 
 
+def test_a_training_that_was_killed_before_its_first_number_has_measured_nothing() -> None:
+    """The recorder has the batches of updates that had begun; on a GPU those of a hundred."""
+    with pytest.raises(UserError, match="has measured nothing yet"):
+        explain([{"update": 1, "epoch": 0, "batch": 0, "rows": [[1]], "lr": 0.1}])
+
+
 def test_a_bad_batch_is_named_by_its_rows() -> None:
     measured = rows()
     for row in measured:

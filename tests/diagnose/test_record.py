@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -28,6 +29,18 @@ def test_an_iterator_of_none_is_an_empty_file(tmp_path: Path) -> None:
     save(iter([]), tmp_path / "records.jsonl")
     assert (tmp_path / "records.jsonl").read_bytes() == b""
     assert load(tmp_path / "records.jsonl") == []
+
+
+def test_what_is_not_whole_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
+    def broken() -> Iterator[Record]:
+        yield SOME[0]
+        raise KeyboardInterrupt
+
+    save(SOME, tmp_path / "records.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        save(broken(), tmp_path / "records.jsonl")
+    assert load(tmp_path / "records.jsonl") == SOME
+    assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
 
 
 def test_a_line_is_a_json_object_with_every_field(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as BPE
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
+from leadline import evaluations
 from leadline.config import Config, DataConfig
 from leadline.data.tokenizer import EOS, Tokenizer, learn
 from leadline.diagnose.inspection import Inspection
@@ -203,16 +204,21 @@ def test_the_card_has_scores_with_their_signatures_and_the_verdict(
 ) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     answer = leadline("evaluate", run, "--split", "valid", "--checkpoint", "last", "--json")
+    facts = {"split": "test", "checkpoint": "00000020", "bleu": 12.5}
+    assert evaluations.write(run, facts, ["data.source=text:/home/me/secret"]) == []
     scores = json.loads(answer.out)
     assert leadline("export", run, tmp_path / "out", "--checkpoint", "last").code == 0
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert f"- bleu: {scores['bleu']:.4g}\n" in card.partition("`leadline evaluate`, valid-checkpoint-last:")[2]
     assert f"- bleu signature: {scores['bleu_signature']}".replace("|", r"\|") in card
+    assert "`leadline evaluate`, test-data.source=…:\n\n- bleu: 12.5\n" in card
+    assert "secret" not in card
     assert "| `decode.beam` |" in card
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
-    assert f"The training did not diverge. Its loss began at {losses[0]:.3f} and ended at " in card
+    assert f"The training did not diverge.\nIts loss began at {losses[0]:.3f} and ended at " in card
     assert "`leadline explain` says:\n\n- run: no sudden fault" in card
+    assert "\n- loss " not in card  # the curve
 
     verdict = Verdict("trains at the rate asked for", True, 0.97, 1e-3, 0, 1e-2, 0, "encoder")
     Inspection("/home/me/run", [], [], [], verdict, {}).save(run)
@@ -226,6 +232,18 @@ def test_the_card_has_scores_with_their_signatures_and_the_verdict(
     (run / "inspection.json").write_text("{}")
     assert leadline("export", run, tmp_path / "third", "--checkpoint", "last").code == 0
     assert "an inspection that cannot be read" in (tmp_path / "third" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("measured", ["", '{"update": 2, "loss": null, "grad_norm": null}\n'])
+def test_a_run_that_ended_before_a_loss_was_logged_is_not_said_to_be_imported(measured: str, tmp_path: Path) -> None:
+    trained = run_of()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text(measured)
+    export(tmp_path / "run", trained, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "imported" not in card
+    assert ("The training diverged" in card) == bool(measured)
+    assert "It ended before a loss was logged." in card
 
 
 def test_what_a_config_says_is_text_in_the_card(tmp_path: Path) -> None:

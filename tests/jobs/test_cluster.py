@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,10 +131,33 @@ def test_an_error_of_several_processes_is_told_once(tmp_path: Path) -> None:
     assert len((alone.folder(tmp_path) / "log.txt").read_text().splitlines()) == 1
 
 
+def test_the_others_do_not_wait_for_what_the_first_makes_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for ten minutes, and would end it with an error."""
+    done: list[str] = []
+    world = SimpleNamespace(leads=True, leave=lambda: done.append("left"))
+    monkeypatch.setattr(worker, "join", lambda: world)
+    monkeypatch.setattr(worker, "_finish", lambda *_: done.append("finished"))
+    worker.work(lay_out(Job("short", TINY.set(train={"updates": 2, "eval_every": -1}), "data"), tmp_path))
+    assert done == ["left", "finished"]
+
+
 def test_processes_of_a_run_need_a_cluster(leadline: Callable[..., Any], tmp_path: Path) -> None:
     answer = leadline("reproduce", "deepnet-fig6", "--processes", 2, "--out", tmp_path / "out")
     assert answer.code == 2
     assert "--processes needs --on ray" in answer.err
+
+
+def test_the_room_of_a_node_is_that_of_what_a_run_takes_there() -> None:
+    def node(alive: bool = True, **resources: float) -> dict[str, Any]:
+        return {"Alive": alive, "Resources": resources}
+
+    nodes = [node(CPU=8.0, GPU=1.0), node(CPU=2.0, GPU=4.0), node(CPU=64.0, GPU=8.0, alive=False)]
+    cluster._require_room(nodes, 8, gpus=False)  # on CPUs GPUs are not counted
+    cluster._require_room(nodes, 2, gpus=True)
+    with pytest.raises(UserError, match="--processes 4: no node of the cluster has CPUs and GPUs for more than 2; ask"):
+        cluster._require_room(nodes, 4, gpus=True)  # there are four GPUs, and the run would wait for CPUs for ever
 
 
 class Nodes:
@@ -227,7 +251,7 @@ def test_what_is_killed_goes_on_and_what_fails_is_told(nodes: Nodes, tmp_path: P
 
 @pytest.mark.slow
 def test_a_run_that_no_node_has_room_for_is_refused(nodes: Nodes, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--processes 2: no node of the cluster has more than 1 CPUs; ask for fewer"):
+    with pytest.raises(UserError, match="--processes 2: no node of the cluster has CPUs for more than 1; ask"):
         cluster.execute([job("process")], tmp_path, nodes.address, processes=2)
 
 

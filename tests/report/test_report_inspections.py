@@ -140,6 +140,19 @@ def test_the_rates_tried_are_two_charts() -> None:
     assert change.y == [0.25, 0.25]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "said"), [("Adam", 0.1, True), ("Adam", 0.04, False), ("SGD", 0.1, False)]
+)
+def test_above_the_highest_edge_of_the_fit_a_probability_is_said_to_say_nothing(
+    optimizer: str, rate: float, said: bool
+) -> None:
+    toy = made()
+    records = records_of(list(toy.connections), rates=(1e-3, rate))
+    sections = sections_of(dataclasses.replace(toy, records=records, facts={**toy.facts, "optimizer": optimizer}))
+    caption = named(sections, "Whether it learns, by learning rate").caption
+    assert ("Above 0.045 the probability says nothing" in caption) == said
+
+
 def test_the_stream_is_shown_over_root_d() -> None:
     measured, lemma = named(sections_of(made()), "Stream, layer by layer").series
     assert measured.y == pytest.approx([6 / 4] * 6)
