@@ -173,7 +173,7 @@ def _moved(t: Timeline, sign: int) -> Iterator[tuple[str, int, int, float]]:
         if earlier[then] < 0 or updates[at] - updates[then] > 2 * SPAN:
             continue
         change, before = sign * (sizes[at] - sizes[then]), sign * (sizes[then] - sizes[earlier[then]])
-        apart, calm = change - np.median(change), before - np.median(before) < math.log(CALM)
+        apart, calm = change - np.nanmedian(change), before - np.nanmedian(before) < math.log(CALM)
         steps = sign * np.diff(sizes[then : at + 1], axis=0)
         slow = (steps.max(axis=0) < change / 2) | (len(steps) < 3)  # and not written to between two updates
         for layer in map(int, np.flatnonzero((np.minimum(change, apart) > math.log(MOVED)) & calm & slow)):

@@ -209,6 +209,7 @@ def test_a_slow_fault_is_named_with_about_when_it_began(
 ) -> None:
     measured = rows()
     for row in measured:
+        row["pulse"][2][5] = 0.0  # a layer whose weights are all 0, as a bias that is frozen
         fault(row)
     first = explain(measured).causes[0]
     assert (first.kind, first.where) == (kind, where)
