@@ -41,6 +41,7 @@ COMMANDS = {
     "start": "numerals-tiny",
     "loop": "lm-tiny",
     "depth": "depth-tiny",
+    "processes": "tiny",
 }
 LIBRARIES = ("transformers", "ctranslate2", "tokenizers", "sentencepiece", "x-transformers", "torchscale", "triton")
 
@@ -84,7 +85,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         slow=arguments.slow,
         clock=time.process_time if arguments.clock == "cpu" else time.perf_counter,
     )
-    peak = 0.0 if what in ("prepare", "depth", "command", "start", "loop", "exports") else matrix_peak(setting)
+    peak = (
+        0.0
+        if what in ("prepare", "depth", "command", "start", "loop", "exports", "processes")
+        else matrix_peak(setting)
+    )
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"
     facts = {
         "what": what,

@@ -119,7 +119,14 @@ def test_train_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [["bert", "--only", "eager"], ["lm", "--only", "eager"], ["memory", "--depths", "1", "2"], ["prepare"]]
+    "words",
+    [
+        ["bert", "--only", "eager"],
+        ["lm", "--only", "eager"],
+        ["memory", "--depths", "1", "2"],
+        ["prepare"],
+        ["processes", "--only", "two processes"],
+    ],
 )
 def test_the_others_run(words: list[str], tmp_path: Path) -> None:
     pytest.importorskip("transformers")
