@@ -73,13 +73,17 @@ def test_what_makes_it_another_run_is_refused(assignment: str, finished: Path, l
     assert (finished / "run.json").read_bytes() == before
 
 
-def test_fewer_updates_than_it_has_made_are_refused(finished: Path, leadline: Callable[..., Any]) -> None:
-    before = (finished / "run.json").read_bytes()
-    answer = leadline("train", "--resume", finished, "--set", "train.updates=3")
+def test_fewer_updates_than_it_has_made_are_refused(
+    finished: Path, tmp_path: Path, leadline: Callable[..., Any]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    before = (run / "run.json").read_bytes()
+    answer = leadline("train", "--resume", run, "--set", "train.updates=3")
     assert answer.code == 2
-    assert f"train.updates=3: {finished} has made 20 updates already" in answer.err
-    assert (finished / "run.json").read_bytes() == before
-    done = leadline("train", "--resume", finished)
+    assert f"train.updates=3: {run} has made 20 updates already" in answer.err
+    assert (run / "run.json").read_bytes() == before
+    done = leadline("train", "--resume", run)
     assert "this run is complete: nothing is left to train (longer: --set train.updates=…)" in done.err
 
 
