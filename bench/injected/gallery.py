@@ -1,28 +1,57 @@
-"""docs/post-mortems.md: what the command says of some trainings, word by word."""
+"""docs/post-mortems.md: what the command says of some trainings, word by word, and its pages as one."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from bench.injected.faults import Case
 
 
 def gallery(folder: Path) -> None:
-    """docs/post-mortems.md: what was put into some trainings, and what the command says of them, word by word."""
+    """What was put into some trainings, and what the command says of them."""
     from leadline.diagnose.explain import explain
+    from leadline.report import explanations, page
 
-    said = [HEAD]
+    docs = Path(__file__).parents[2] / "docs"
+    said, pages = [HEAD], []
+
+    def add(title: str, name: str, origin: str) -> None:
+        explanation = explain(folder / name)
+        pages.extend(explanations.sections_of(explanation))
+        text = "\n".join(line.rstrip() for line in str(explanation).splitlines())
+        said.extend([f"## {title}", "", origin, "", "```text", text.replace(name, "runs/it"), "```", ""])
+
+    for name, (title, options) in BY_ITSELF.items():
+        if not (folder / name / "run.json").exists():
+            _train(options, folder / name)
+        add(title, name, f"Nothing was injected: `leadline train {options}`, one seed.")
     for fault, training, words in GALLERY:
         case = Case(training, fault, 1)
-        place = folder / case.name
-        put = (place / "truth.txt").read_text()
+        put = (folder / case.name / "truth.txt").read_text()
         where = f" (`{put}`)" if put else ""
-        said += [f"## {words.format(training=TITLES[training])}", "", f"Injected before update {case.at}{where}.", ""]
-        text = "\n".join(line.rstrip() for line in str(explain(place)).splitlines())
-        said += ["```text", text.replace(case.name, "runs/it"), "```", ""]
-    (Path(__file__).parents[2] / "docs" / "post-mortems.md").write_text(
-        "\n".join(said).rstrip() + "\n", encoding="utf-8"
-    )
+        add(words.format(training=TITLES[training]), case.name, f"Injected before update {case.at}{where}.")
+    page.write("Post-mortems", pages, docs / "results" / "post-mortems.html")
+    (docs / "post-mortems.md").write_text("\n".join(said).rstrip() + "\n", encoding="utf-8")
+
+
+def _train(options: str, out: Path) -> None:
+    subprocess.run([sys.executable, "-m", "leadline", "train", *options.split(), "--out", str(out)], check=False)
+
+
+# Trainings that fail by themselves.
+BY_ITSELF = {
+    "post-ln-without-warm-up": (
+        "Post-LN without warm-up",
+        "numerals --set model.placement=post_ln --set optim.lr=1e-2 --set optim.warmup=0 "
+        "--set train.updates=120 --watch 25",
+    ),
+    "rate-too-high": (
+        "Pre-LN at a rate that is far too high, by SGD",
+        "numerals --set optim.name=sgd --set optim.lr=100 --set train.updates=120 --watch 25",
+    ),
+}
 
 
 TITLES = {"translation": "a translator", "masked_lm": "a masked LM", "causal_lm": "a language model", "gpt2": "GPT-2"}
@@ -41,10 +70,14 @@ GALLERY = [
 ]
 HEAD = """# Post-mortems
 
-Verbatim output of `leadline explain` for small trainings into which a fault was injected. They have two or three
-layers of width 16 (GPT-2: 2 layers of width 32 from transformers, in a plain loop) and run for 85 to 120 updates.
+Verbatim output of `leadline explain` for small trainings: first two that failed by themselves, then some into which a
+fault was injected. Those have two or three layers of width 16 (GPT-2: 2 layers of width 32 from transformers, in a
+plain loop) and run for 85 to 120 updates.
 [How often it is right, and on what](watch.md#how-often-it-is-right).
 
-`python -m bench.injected make FOLDER` and `python -m bench.injected gallery FOLDER` write this page.
-With `--html page.html`, `leadline explain` also plots the curves.
+`python -m bench.injected make FOLDER --seed 1` and `python -m bench.injected gallery FOLDER` write this page.
+With `--html page.html`, `leadline explain` also plots the curves: [here are those of all post-mortems on one
+page](results/post-mortems.html) (on GitHub, download it and open it in a browser). GPT-2 with shuffled labels:
+
+![What went wrong, in words; curves of loss, gradients and rate; norms by layer](results/post-mortem.png)
 """

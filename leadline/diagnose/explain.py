@@ -35,6 +35,7 @@ class Explanation:
     causes: Sequence[Cause]  # the first is the one to mend
     facts: dict[str, Any]  # first and last update, how many layers and looks
     rows: Sequence[Row] = ()
+    looks: Sequence[Row] = ()
 
     @property
     def verdict(self) -> str:
@@ -69,7 +70,8 @@ def explain(run: str | Path | Sequence[Row], looks: Sequence[Row] = ()) -> Expla
         timeline = Timeline(rows, looks)
         causes = causes_of(timeline)
     facts = {"first": int(timeline.updates[0]), "last": int(timeline.updates[-1])}
-    return Explanation(name, causes, facts | {"layers": len(timeline.layers), "looks": len(timeline.looks)}, rows)
+    facts |= {"layers": len(timeline.layers), "looks": len(timeline.looks)}
+    return Explanation(name, causes, facts, rows, timeline.looks)
 
 
 def causes_of(timeline: Timeline) -> list[Cause]:

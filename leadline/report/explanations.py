@@ -11,6 +11,12 @@ from leadline.history import Row, number
 from leadline.report.page import Chart, Section, Series, Table, Words
 
 AROUND = 60  # updates before and after the cause
+SEEN_IN_LOOKS = ("collapse", "logits", "norm", "starving")
+LOOKS = [
+    ("diversity", "How much tokens differ", "1: nothing in common, 0: all the same"),
+    ("norm_input", "What enters the norms", "norm over √d"),
+    ("logits", "Largest attention logit", "logit"),
+]
 
 
 def sections_of(explanation: Explanation) -> list[Section]:
@@ -20,7 +26,7 @@ def sections_of(explanation: Explanation) -> list[Section]:
         title = f"{explanation.name}: {explanation.verdict}"
         if not explanation.healthy:
             return [Words(title, [seen, _sentence(NOT_SEEN)], "plain"), *_charts(rows)]
-        return [Words(title, [seen], "good"), *_charts(rows)]
+        return [Words(title, [seen], "good"), *_charts(rows), *_looks(explanation.looks)]
     first = explanation.causes[0]
     said = [_sentence(first.message), f"To do: {first.remedy}."]
     title = f"{explanation.name}: {KINDS.get(first.kind, first.kind)}"
@@ -29,7 +35,10 @@ def sections_of(explanation: Explanation) -> list[Section]:
         [Table("What followed, or came beside it", ["update", "what", "where", "in words"], others)] if others else []
     )
     near = [row for row in rows if abs(row["update"] - first.update) <= AROUND]
-    return [Words(title, said, "bad"), *after, *_charts(near)]
+    charts = [_charts(near), _looks(explanation.looks)]
+    if first.kind in SEEN_IN_LOOKS:
+        charts.reverse()
+    return [Words(title, said, "bad"), *after, *charts[0], *charts[1]]
 
 
 def _sentence(text: str) -> str:
@@ -49,6 +58,22 @@ def _charts(rows: Sequence[Row]) -> list[Section]:
         series = [Series(name, updates, [_finite(values.get(name)) for values in by]) for name in layers]
         if series:
             charts.append(Chart(title, "update", "norm", series, log_y=True))
+    return charts
+
+
+def _looks(looks: Sequence[Row]) -> list[Section]:
+    """What only a look into the model shows, of the whole training: what comes slowly began long before it is told."""
+    charts: list[Section] = []
+    for quantity, title, words in LOOKS:
+        start = f"watch/{quantity}/"
+        keys = dict.fromkeys(key for look in looks for key in look if key.startswith(start))
+        seen = [(key, [look for look in looks if key in look]) for key in keys]
+        series = [
+            Series(key.removeprefix(start), [row["update"] for row in rows], [number(row[key]) for row in rows])
+            for key, rows in seen
+        ]
+        if series:
+            charts.append(Chart(title, "update", words, series, log_y=quantity != "logits"))
     return charts
 
 

@@ -16,6 +16,8 @@ from leadline import UserError
 from leadline.alarm import Seer
 from leadline.diagnose.explain import explain
 from leadline.history import Row
+from leadline.report import explanations
+from leadline.report.page import Chart
 
 LAYERS = ["a.attn", "a.mlp", "b.attn", "b.mlp", "embeddings", "norms"]
 AT = 60  # the update at which the fault begins
@@ -165,6 +167,9 @@ def test_what_only_looks_show(kind: str, values: dict[str, float]) -> None:
     assert (cause.kind, cause.where) == (kind, "b.attn")
     assert explain(rows(), looks).verdict == "fault"
     assert 70 < cause.update <= 80
+    page = explanations.sections_of(explain(rows(), looks))
+    charts = [section.title for section in page if isinstance(section, Chart)]
+    assert charts[:4] == ["How much tokens differ", "What enters the norms", "Largest attention logit", "Loss"]
     looked = explain(rows(), [look(update) for update in range(10, 111, 10)])
     assert looked.healthy
     assert looked.verdict == "healthy"
