@@ -117,10 +117,14 @@ def _keep(folder: Path, names: Sequence[str]) -> None:
 
 def _forget(folder: Path) -> None:
     """All that the training has written, run.json first: what is left is not taken for a run."""
-    for name in ("run.json", "config.toml", "metrics.jsonl", "metrics.damaged.jsonl", "tokenizer.json"):
-        (folder / name).unlink(missing_ok=True)
-    for name in ("checkpoints", "tensorboard"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    from leadline.training.run import LAID_OUT
+
+    written = [path for path in folder.iterdir() if path.name not in LAID_OUT and not path.name.startswith(".")]
+    for path in (folder / "run.json", folder / "config.toml", *written):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def main(folders: Iterable[str]) -> None:

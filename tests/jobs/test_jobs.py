@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from leadline import config as configuration
-from leadline import machine, provenance
+from leadline import history, machine, provenance
 from leadline.config import Config, ModelConfig, OptimConfig
 from leadline.errors import UserError
 from leadline.jobs import engine, worker
@@ -131,6 +131,20 @@ def test_divergence_is_a_result_and_a_mistake_is_told(tmp_path: Path) -> None:
     assert result is not None
     assert "try a lower optim.lr" in result["diverged"]
     assert finished(wrong, tmp_path) is None
+
+
+def test_a_watched_run_that_was_killed_begins_again(tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if event.update == 4:
+            raise RuntimeError("on purpose")
+
+    watched = Job("one", TINY, "data", watch=3)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        worker.work(jobs.lay_out(watched, tmp_path), stop)
+    folder = jobs.lay_out(watched, tmp_path)
+    worker.work(folder)
+    assert [row["update"] for row in history.read(folder).rows if "watch/drift" in row] == [1, 3, 6]
+    assert (finished(watched, tmp_path) or {})["updates"] == 6
 
 
 class Fake:
