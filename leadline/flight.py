@@ -87,6 +87,8 @@ def read(folder: Path) -> list[Row]:
             for _, row in history.lines(path):
                 if row is not None:
                     layers = row.get("layers", layers)
+                    if "pulse" in row and any(len(values) != len(layers) for values in row["pulse"]):
+                        del row["pulse"]  # the line that names the layers is damaged
                     named = {"layers": layers} if "pulse" in row else {}
                     rows.setdefault(row["update"], {}).update(row | named)
     return [rows[update] for update in sorted(rows)]

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from leadline import flight, history
 from leadline.config import Config
+from leadline.diagnose.explain import explain
 from leadline.diagnose.watch import Watch
 from leadline.errors import Diverged, UserError
 from leadline.tasks.base import Task
@@ -106,6 +107,17 @@ def test_the_recorder_is_bounded_and_survives(tmp_path: Path, monkeypatch: pytes
     again.close()
     assert [row["update"] for row in flight.read(tmp_path)] == [11, 12, 13, 14, 15, 16]
     assert flight.read(tmp_path)[-2]["layers"] == ["a"]
+
+
+def test_without_the_line_that_names_the_layers_nothing_is_said_of_them(plain: Path, tmp_path: Path) -> None:
+    for path in flight.paths(plain):
+        lines = path.read_text().splitlines()
+        named = next((line for line in lines if '"layers"' in line), "")
+        (tmp_path / path.name).write_text("\n".join(line[:40] if line == named else line for line in lines) + "\n")
+    rows = flight.read(tmp_path)
+    assert len(rows) == len(flight.read(plain))
+    assert not any("pulse" in row or "layers" in row for row in rows)
+    assert explain(tmp_path).facts["layers"] == 0
 
 
 def test_a_resumed_run_goes_on_with_the_recorder(plain: Path, config: Config, tmp_path: Path) -> None:
