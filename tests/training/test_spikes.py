@@ -245,3 +245,30 @@ def test_an_update_is_run_again(plain: Path, config: Config, tmp_path: Path, lea
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["loss"] == flight.read(plain)[1]["loss"]
     assert leadline("replay", copy, 0).code == 2
+
+
+@pytest.mark.parametrize(("did", "spike_lr"), [("rollback", 0.5), ("skip", 1.0)])
+def test_updates_around_a_spike_are_run_again_as_the_run_went_on(
+    did: str, spike_lr: float, bad: None, config: Config, tmp_path: Path
+) -> None:
+    run = train(config.set(train={"on_spike": did, "spike_lr": spike_lr}), tmp_path / "run")
+    rows = {row["update"]: row for row in flight.read(run)}
+    for update in (BAD - 1, BAD + 1, 43):
+        again = replay(run, update, Watch(every=1))
+        assert again["loss"] == rows[update]["loss"]
+        assert (again["batch"], again["lr"]) == (rows[update]["batch"], pytest.approx(rows[update]["lr"]))
+    assert replay(run, BAD, Watch(every=1))["loss"] == spikes(run)[0]["loss"]
+
+
+def test_an_update_is_run_again_with_the_config_of_then(plain: Path, config: Config, tmp_path: Path) -> None:
+    before = {row["update"]: row["loss"] for row in flight.read(plain)}
+    run = tmp_path / "run"
+    shutil.copytree(plain, run)
+    resume(run, config=config.set(optim={"schedule": "constant"}, train={"updates": 50}))
+    assert replay(run, 44, Watch(every=1))["loss"] == before[44]
+    assert replay(run, 46, Watch(every=1))["loss"] == flight.read(run)[45]["loss"]
+    for name in checkpoint.names(run):
+        if int(name) >= 44:
+            shutil.rmtree(run / "checkpoints" / name)
+    with pytest.raises(UserError, match=r"update 46 cannot be computed again: there is no checkpoint .* update 44"):
+        replay(run, 46, Watch(every=1))
