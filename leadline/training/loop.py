@@ -205,7 +205,7 @@ def _updates(
         if signals and not setup.world.grouped:
             stop = signals[0]
         reads = logs or saves or stop or setup.device.type == "cpu"  # elsewhere, looking means waiting for the device
-        if reads and (spike := _read(setup, state, metrics, recorder, result, lr, writer)):
+        if reads and (spike := _read(setup, state, metrics, recorder, result, writer)):
             return spike
         for row, alarm in result.watched:
             metrics.write({"update": state.update, **row} | ({"alarm": alarm} if alarm else {}))
@@ -246,11 +246,10 @@ def _read(
     metrics: Metrics | Unwritten,
     recorder: Recorder,
     result: Result,
-    lr: float,
     writer: saving.Writer,
 ) -> Spike | None:
     """Look at the numbers that wait on the device, and end what cannot go on; a spike that is to be rolled back."""
-    spikes, told = recorder.read(lr)
+    spikes, told = recorder.read()
     for message in told:
         setup.tell("message", state.update, message=message)
     if spikes and setup.config.train.on_spike == "rollback" and state.spikes < MOST:

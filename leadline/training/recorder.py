@@ -46,10 +46,12 @@ class Recorder:
         self.flight, self.state, self.layers = flight, state, list(layers)
         self.usual = {name: Usual(*state.usual.get(name, ())) for name in ("loss", "grad_norm")}  # type: ignore[arg-type]
         self.seer = Seer()
-        self.waiting: list[tuple[Spike, Result]] = []  # their numbers not yet read
+        self.lr = math.nan
+        self.waiting: list[tuple[Spike, float, Result]] = []  # with their rates; their numbers are not yet read
 
     def begin(self, epoch: int, batch: int, rows: Sequence[np.ndarray], lr: float) -> None:
         """Before an update: if it ends the process, these were its batches."""
+        self.lr = lr
         if self.flight:
             update, of_batches = self.state.update + 1, [each.tolist() for each in rows]
             self.flight.write({"update": update, "epoch": epoch, "batch": batch, "rows": of_batches, "lr": lr})
@@ -59,14 +61,14 @@ class Recorder:
         return not self._far({"loss": float(loss), "grad_norm": float(grad_norm)})
 
     def add(self, epoch: int, batch: int, result: Result) -> None:
-        self.waiting.append((Spike(self.state.update, epoch, batch, math.nan, math.nan), result))
+        self.waiting.append((Spike(self.state.update, epoch, batch, math.nan, math.nan), self.lr, result))
 
-    def read(self, lr: float) -> tuple[list[Spike], list[str]]:
+    def read(self) -> tuple[list[Spike], list[str]]:
         """The spikes among the updates that wait, and what is to be told of them."""
         waiting, self.waiting = self.waiting, []
         spikes, told = [], []
-        numbers = torch.stack([n for _, result in waiting for n in (result.loss, result.grad_norm)]).tolist()
-        for (place, result), loss, grad_norm in zip(waiting, numbers[::2], numbers[1::2], strict=True):
+        numbers = torch.stack([n for *_, result in waiting for n in (result.loss, result.grad_norm)]).tolist()
+        for (place, lr, result), loss, grad_norm in zip(waiting, numbers[::2], numbers[1::2], strict=True):
             values = {"loss": loss, "grad_norm": grad_norm}
             if self._far(values):
                 spikes.append(Spike(place.update, place.epoch, place.batch, loss, grad_norm))

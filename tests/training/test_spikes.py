@@ -22,9 +22,11 @@ from leadline.diagnose.watch import Watch
 from leadline.errors import Diverged, UserError
 from leadline.tasks.base import Task
 from leadline.training import checkpoint, recorder
+from leadline.training.checkpoint import State
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
 from leadline.training.replay import replay
+from leadline.training.step import Result
 from leadline.usual import ENOUGH, Usual
 
 BAD = 33  # the update whose batch is made bad
@@ -131,6 +133,23 @@ def test_a_resumed_run_goes_on_with_the_recorder(plain: Path, config: Config, tm
     assert same(tmp_path / "run", plain)
     drop = functools.partial(map, lambda row: {key: value for key, value in row.items() if key != "pulse"})
     assert list(drop(flight.read(tmp_path / "run"))) == list(drop(flight.read(plain)))
+
+
+def test_where_numbers_are_read_later_each_update_has_its_own_rate(tmp_path: Path) -> None:
+    told = []
+    for change in (10.0, 0.1):
+        state = State()
+        (folder := tmp_path / str(change)).mkdir()
+        recorded = recorder.Recorder(flight.Flight(folder), state, ["a"])
+        for update in range(1, 41):
+            lr = 1e-3 * (change if update >= 37 else 1.0)
+            recorded.begin(0, update, [np.array([update])], lr)
+            state.update = update
+            one, pulse = torch.tensor(1.0), torch.tensor([[1.0], [lr], [1.0], [0.0]])
+            recorded.add(0, update, Result(one, one, 1, [], pulse))
+            told += recorded.read()[1] if update % 10 == 0 else []
+        recorded.close()
+    assert told == ["update 37: the learning rate rose 10 times, to 0.01"]
 
 
 # What is usual
