@@ -20,7 +20,7 @@ from torch import nn
 from leadline import rates
 from leadline.diagnose import trace
 from leadline.diagnose.inspect import optimizer_of
-from leadline.diagnose.probe import Loss, Subject, in_words, output_of, quiet, restored, seeded, take_step
+from leadline.diagnose.probe import Loss, Subject, in_words, output_of, quiet, restored, take_step
 from leadline.diagnose.state import random_kept, sources_of
 from leadline.errors import UserError
 from leadline.rates import Choice, Ended, diversity
@@ -44,6 +44,8 @@ def choose(
     optimizer  what will train the model; Adam if not given
     warmup     updates over which the rate will rise; a tenth of all if not given
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"choose takes a torch.nn.Module, not {type(model).__name__}")
     if updates < 1 or (warmup is not None and warmup < 0):
         raise UserError("choose needs the updates of the training, 1 or more, and a warm-up of 0 or more")
     with random_kept([*sources_of(batches), *model.modules()]):  # a loader that shuffles draws, and so do models
@@ -93,10 +95,7 @@ class _Look:
                 batch = subject.batches[(update - 1) % self.trained_on]
                 for p in subject.model.parameters():
                     p.grad = None
-                with seeded(update):
-                    loss = subject.loss_of(subject.run(batch), batch)
-                    loss.backward()
-                if not math.isfinite(float(loss.detach())):
+                if not math.isfinite(float(subject.backward(batch, update))):
                     return Ended(math.inf)
                 take_step(optimizer)
             loss_there, spread, _ = self._looked()

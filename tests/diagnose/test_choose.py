@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import leadline
 from leadline import rates
@@ -94,12 +95,26 @@ def test_all_random_numbers_are_left_as_they_were() -> None:
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        raise RuntimeError("on purpose")
+
+
 def test_what_it_cannot_choose_is_a_sentence() -> None:
     model = Tiny()
     with pytest.raises(UserError, match="give 3 batches or more, not 2"):
         leadline.choose(model, drawn(2), loss, updates=400)
     with pytest.raises(UserError, match="1 or more"):
         leadline.choose(model, drawn(9), loss, updates=0)
+    with pytest.raises(UserError, match=r"takes a torch\.nn\.Module, not str"):
+        leadline.choose("model", drawn(9), loss, updates=400)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"the backward pass failed: .*on purpose"):
+        leadline.choose(model, drawn(9), lambda output, tokens: Fails.apply(loss(output, tokens)), updates=400)
     model.embed.weight.data.fill_(float("nan"))
     with pytest.raises(UserError, match="not finite at any rate"):
         leadline.choose(model, drawn(9), loss, updates=400)
