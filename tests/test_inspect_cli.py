@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable
@@ -405,6 +406,23 @@ def test_out_html_and_a_report_of_both(leadline: Leadline, tmp_path: Path, finis
     both = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert escaped(loaded.verdict.answer[1:]) in both
     assert "Training" in both or "Loss" in both
+
+
+def test_a_report_of_a_run_that_keeps_its_inspection_has_both(
+    leadline: Leadline, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, run = tmp_path / "found", tmp_path / "run"
+    shutil.copytree(finished, run)
+    assert leadline("inspect", "numerals", *TINY, "--out", out).code == 0
+    for path in out.iterdir():
+        shutil.copy(path, run)
+    monkeypatch.chdir(run)
+    assert leadline("report", ".", "--out", tmp_path / "report.html").code == 0
+    both = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<title>Report of run</title>" in both
+    assert escaped(inspections.load(out).verdict.answer[1:]) in both
+    assert "valid loss" in both
+    assert leadline("explain", ".").out.startswith("run: ")
 
 
 def test_several_seeds(leadline: Leadline, module: Callable[[str], str], tmp_path: Path) -> None:

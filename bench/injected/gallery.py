@@ -21,7 +21,7 @@ def gallery(folder: Path) -> None:
         explanation = explain(folder / name)
         pages.extend(explanations.sections_of(explanation))
         text = "\n".join(line.rstrip() for line in str(explanation).splitlines())
-        said.extend([f"## {title}", "", origin, "", "```text", text.replace(name, "runs/it"), "```", ""])
+        said.extend([f"## {title}", "", origin, "", "```text", text.replace(name, "it"), "```", ""])
 
     for name, (title, options) in BY_ITSELF.items():
         if not (folder / name / "run.json").exists():

@@ -159,7 +159,7 @@ def explain_command(
     figures = page.beside(html) if html else None
     explanation = explain(run)
     if html:
-        page.write(f"leadline explain {run.name}", explanations.sections_of(explanation), html, figures)
+        page.write(f"leadline explain {explanation.name}", explanations.sections_of(explanation), html, figures)
     if as_json:
         print_json(
             {
@@ -224,7 +224,7 @@ def report_command(
     from leadline.report import runs as reports
 
     inspected = [folder for folder in runs if (folder / "inspection.json").exists()]
-    trained = [folder for folder in runs if folder not in inspected]
+    trained = [folder for folder in runs if folder not in inspected or (folder / "metrics.jsonl").exists()]
     if live:
         if out:
             raise UserError("--out writes a page and --live serves one: choose one of them")
@@ -239,7 +239,7 @@ def report_command(
     sections = reports.sections_of(trained) if trained else []
     for folder in inspected:
         sections += inspections.sections_of(inspection.load(folder))
-    page.write("Report of " + ", ".join(folder.name for folder in runs), sections, out, figures)
+    page.write("Report of " + ", ".join(folder.resolve().name for folder in runs), sections, out, figures)
     answer.print(f"page: {out}", soft_wrap=True)
 
 

@@ -56,7 +56,7 @@ def explain(run: str | Path | Sequence[Row], looks: Sequence[Row] = ()) -> Expla
     """Of a run folder; or of the rows of `leadline.flight.read`, and the rows of metrics.jsonl."""
     name = "training"
     if isinstance(run, str | Path):
-        folder, name = Path(run), Path(run).name
+        folder, name = Path(run), Path(run).resolve().name
         if not folder.is_dir():
             raise not_a_run(folder)
         run, looks = flight.read(folder), history.read(folder).rows
