@@ -16,23 +16,24 @@ SEARCH: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _search(folder: Path, described: dict[str, Any]) -> dict[str, Any]:
-    """How they generate: old folders say it in config.json."""
-    path = folder / "generation_config.json"
-    said = described | (folders.read_json(path) if path.exists() else {})
-    return {key: value for key, value in said.items() if value is not None}
+def _search(folder: Path, described: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The file that says how they generate, and what it says: old folders have none for it but config.json."""
+    name = "generation_config.json"
+    said = folders.read_json(folder / name) if (folder / name).exists() else described
+    name = "config.json" if said is described else name
+    return name, {key: value for key, value in said.items() if value is not None}
 
 
 def decode(folder: Path, described: dict[str, Any]) -> DecodeConfig:
     """Ours, as far as it has what theirs says."""
-    search = _search(folder, described)
+    name, search = _search(folder, described)
     values = {ours: search[key] for key, ours in (("num_beams", "beam"), ("length_penalty",) * 2) if key in search}
-    return configuration.from_dict(values, DecodeConfig, f"{folder}/generation_config.json: decode.")
+    return configuration.from_dict(values, DecodeConfig, f"{folder / name}: decode.")
 
 
 def notes(folder: Path, described: dict[str, Any], pad: int) -> list[str]:
     """What of theirs ours does not have; `pad`, which ours never writes, may be among the bad words."""
-    search = _search(folder, described)
+    _, search = _search(folder, described)
     other = [f"{key}={search[key]!r}" for key, usual in SEARCH.items() if search.get(key, usual) != usual]
     if search.get("bad_words_ids", [[pad]]) != [[pad]]:
         other.append("bad_words_ids")
