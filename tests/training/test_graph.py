@@ -81,6 +81,21 @@ def test_graph_and_eager_have_the_same_losses_and_weights(config: Config, placem
     assert_close(weights, plain_weights, 2e-3)
 
 
+def test_words_that_are_no_multiple_of_8_are_filled_up_and_what_fills_them_stays_0(config: Config) -> None:
+    config = config.set(model={"head": "bias"}, data={"vocab_size": 203}, optim={"name": "adamw", "weight_decay": 0.1})
+    step, batches, model = steps(config)
+    losses = [float(step([batch], number, 0.01).loss) for number, batch in enumerate(batches[:2], 1)]
+    onto = model.ops.onto
+    assert (onto.words, onto.compute.shape, onto.compute_bias.shape) == (203, (208, 16), (208,))
+    assert not onto.compute[203:].any()
+    assert not onto.compute_bias[203:].any()
+    hidden = torch.randn(5, 16)
+    assert torch.allclose(model.logits(hidden), Plain().logits(model, hidden), atol=1e-5)
+    plain_losses, plain_weights = trained(config.set(train={"step": "eager"}))
+    assert losses == pytest.approx(plain_losses, abs=1e-5)
+    assert_close({name: p.detach() for name, p in model.named_parameters()}, plain_weights, 2e-3)
+
+
 class Hashed(Plain):
     """torch's operations with the dropout of the fused kernels, drawn for the same places."""
 
