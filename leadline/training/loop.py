@@ -204,7 +204,8 @@ def _updates(
         logs = finished or evaluates or state.update % train.log_every == 0
         if signals and not setup.world.grouped:
             stop = signals[0]
-        reads = logs or saves or stop or setup.device.type == "cpu"  # elsewhere, looking means waiting for the device
+        # Elsewhere than on a CPU, looking means waiting for the device, as judging an update before it is taken does.
+        reads = logs or saves or stop or setup.device.type == "cpu" or setup.step.accepts is not None
         if reads and (spike := _read(setup, state, metrics, recorder, result, writer)):
             return spike
         for row, alarm in result.watched:

@@ -26,6 +26,7 @@ from leadline.training.checkpoint import State
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
 from leadline.training.replay import replay
+from leadline.training.setup import Setup, set_up
 from leadline.training.step import Result
 from leadline.usual import ENOUGH, Usual
 
@@ -223,6 +224,25 @@ def test_a_spike_is_skipped(bad: None, config: Config, tmp_path: Path) -> None:
     row = flight.read(run)[BAD - 1]
     assert "pulse" not in row  # no step was taken
     assert row["loss"] == pytest.approx(spike["loss"])
+
+
+def test_where_numbers_are_read_later_an_update_is_still_judged_by_all_before_it(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a resumed training, which has read them at another time, would skip others."""
+    accepts, waiting = recorder.Recorder.accepts, []
+
+    def judge(self: recorder.Recorder, *numbers: torch.Tensor) -> bool:
+        waiting.append(len(self.waiting))
+        return accepts(self, *numbers)
+
+    def elsewhere(*arguments: Any) -> Setup:
+        return dataclasses.replace(set_up(*arguments), device=torch.device("meta"))
+
+    monkeypatch.setattr(recorder.Recorder, "accepts", judge)
+    monkeypatch.setattr("leadline.training.loop.set_up", elsewhere)
+    train(config.set(train={"on_spike": "skip", "updates": 12}), tmp_path / "run")
+    assert waiting == [0] * 12
 
 
 def test_a_spike_stops_where_that_is_asked_and_after_too_many(
