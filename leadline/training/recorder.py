@@ -1,7 +1,7 @@
 """What the loop keeps of every update: a line in the flight recorder, what is usual of its numbers, and the spikes.
 
-Numbers stay on the device until the loop reads anyway: at a line of metrics, an evaluation or a checkpoint; on a CPU,
-where reading costs nothing, at once.
+Numbers stay on the device until the loop reads anyway: at a line of metrics, an evaluation or a checkpoint; at once on
+a CPU, where reading costs nothing, and where each update is judged before it is taken.
 """
 
 from __future__ import annotations
