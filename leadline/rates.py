@@ -50,6 +50,7 @@ class Tried(NamedTuple):
     rate: float
     updates: int
     loss: float
+    collapsed: bool = False
 
 
 class Choice(NamedTuple):
@@ -96,14 +97,14 @@ def search(trial: Trial, rates: Sequence[float], updates: int, planned: int) -> 
             f"training, or a minute): {needed} are needed; train longer, or give the rate as a number"
         )
     coarse = {rate: trial(rate, first) for rate in rates[::2]}
-    tried = [Tried(rate, first, end.loss) for rate, end in coarse.items()]
+    tried = [Tried(rate, first, end.loss, _has_collapsed(end)) for rate, end in coarse.items()]
     fine = coarse if first == last else {}
     left = updates - len(coarse) * (first + LOOK)
     wanted = [best(coarse)]
     while wanted and left >= last + LOOK:
         if wanted[0] not in fine:
-            fine[wanted[0]] = trial(wanted[0], last)
-            tried.append(Tried(wanted[0], last, fine[wanted[0]].loss))
+            fine[wanted[0]] = end = trial(wanted[0], last)
+            tried.append(Tried(wanted[0], last, end.loss, _has_collapsed(end)))
             left -= last + LOOK
         wanted = _beside(best(fine), rates, coarse, fine)
     order = _badness(fine)
@@ -140,9 +141,13 @@ def _badness(ends: Mapping[float, Ended]) -> dict[float, tuple[bool, float]]:
     failed, badness = False, {}
     for rate in sorted(ends):
         loss = ends[rate].loss if math.isfinite(ends[rate].loss) else math.inf
-        failed = failed or math.isinf(loss) or not ends[rate].diversity >= COLLAPSED
+        failed = failed or math.isinf(loss) or _has_collapsed(ends[rate])
         badness[rate] = (failed, loss)
     return badness
+
+
+def _has_collapsed(end: Ended) -> bool:
+    return not end.diversity >= COLLAPSED
 
 
 def warmup(planned: int) -> int:
@@ -166,9 +171,17 @@ def choice(rate: float, warm: int, planned: int, tried: Sequence[Tried]) -> Choi
     beyond = f" ({lowest:g} is an end of what was tried: beyond it may be better)"
     end = beyond if lowest in (min(last), max(last)) else ""
     whole = ", the whole training" if length == planned else ""
+    collapsed = any(t.collapsed for t in tried if t.rate == rate and t.updates == length)
+    warning = (
+        "; even there the hidden states of all tokens have become almost the same, so this model may not train at all: "
+        "leadline inspect says more"
+        if collapsed
+        else ""
+    )
     said = (
         f"lr {rate:g} has a loss of {last[rate]:.3g} after {length} updates{whole} ({others}), the lowest rate within "
         f"{NEAR:g} of the best{end}; {len(rates)} from {rates[0]:g} to {rates[-1]:g} were tried, {spent} updates in all"
+        f"{warning}"
     )
     return Choice(rate, warm, said, tuple(tried), spent)
 

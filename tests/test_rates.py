@@ -82,6 +82,14 @@ def test_a_rate_that_breaks_or_collapses_is_never_chosen_over_one_that_does_not(
     assert search(recovers, rates, 320, 400)[0] == rates[3]  # what lies above a failure is luck
 
 
+def test_where_all_rates_collapse_the_reason_says_so() -> None:
+    rates = ladder("Adam")
+    rate, tried = search(lambda rate, updates: Ended(rate, COLLAPSED / 2), rates, 320, 400)
+    assert "this model may not train at all" in choice(rate, 40, 400, tried).reason
+    rate, tried = search(valley(rates[4]), rates, 320, 400)
+    assert "may not train" not in choice(rate, 40, 400, tried).reason
+
+
 def test_of_rates_that_end_alike_the_lowest_is_taken() -> None:
     rates = ladder("Adam")
     rate, tried = search(valley(rates[5], width=NEAR / 2), rates, 320, 400)

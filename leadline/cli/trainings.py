@@ -121,6 +121,12 @@ def _going_on(folder: Path, assignments: list[str], allow_code: bool) -> Config:
     before = runs.load_config(folder, allow_code)
     config = configuration.override(before, assignments)
     runs.require_changeable(folder, before, config)
+    asked, had = (config.optim.lr, config.optim.warmup), (before.optim.lr, before.optim.warmup)
+    if asked.count("auto") > had.count("auto"):
+        raise UserError(
+            "--set optim.lr=auto: a rate and a warm-up are chosen before a training begins; give a number, or begin "
+            f"another run from these weights with --set train.start={folder}"
+        )
     return config
 
 

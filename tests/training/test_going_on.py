@@ -73,6 +73,15 @@ def test_what_makes_it_another_run_is_refused(assignment: str, finished: Path, l
     assert (finished / "run.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("key", ["lr", "warmup"])
+def test_a_run_that_goes_on_is_not_given_a_rate_by_a_look(
+    key: str, finished: Path, leadline: Callable[..., Any]
+) -> None:
+    answer = leadline("train", "--resume", finished, "--set", f"optim.{key}=auto")
+    assert answer.code == 2
+    assert "chosen before a training begins; give a number" in answer.err
+
+
 def test_fewer_updates_than_it_has_made_are_refused(
     finished: Path, tmp_path: Path, leadline: Callable[..., Any]
 ) -> None:
