@@ -44,7 +44,12 @@ PROBE = "A a  ﬁ é\u0301\n"  # text that normalizers change
 ALPHABET = 1000  # characters of documents that are tokens
 COVERAGE = 0.9995  # share of the characters of many languages that are tokens; the others are bytes
 LONG_WORD = 1000  # characters; learning from a word takes the library time that grows with the square of its length
+REMEMBERED = 1 << 20  # characters of the words whose tokens are kept; about 30 MB
 
+# How text is split before the merges.
+SPACES, BERT = pre_tokenizers.Metaspace(), pre_tokenizers.BertPreTokenizer()
+APART = pre_tokenizers.Sequence([SPACES, pre_tokenizers.Punctuation()])
+DOCUMENTS = pre_tokenizers.Sequence([BERT, SPACES])
 
 _DETACHED = re.compile(r"\s[.,。，](?=\s|$)|&(?:apos|quot|amp|#91|#93);|@-@")
 _ATTACHED = re.compile(r"\w[.,。，](?=\s|$)")
@@ -82,14 +87,12 @@ def learn(lines: Iterable[str], config: DataConfig, documents: bool = False, lan
     apart = config.text in ("raw", "moses_normalize")  # punctuation is not, yet
     if config.tokenizer == "wordpiece":
         bpe = BPE(models.WordPiece(unk_token=special[UNK]))
-        bpe.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        bpe.pre_tokenizer = BERT
         bpe.decoder = decoders.WordPiece()
         trainer: Any = trainers.WordPieceTrainer(**options)
     else:
         bpe = BPE(models.BPE(unk_token=special[UNK], byte_fallback=bool(languages)))
-        words = pre_tokenizers.Metaspace()
-        steps = [pre_tokenizers.BertPreTokenizer(), words] if documents else [words, pre_tokenizers.Punctuation()]
-        bpe.pre_tokenizer = pre_tokenizers.Sequence(steps) if apart else words
+        bpe.pre_tokenizer = (DOCUMENTS if documents else APART) if apart else SPACES
         joined = decoders.Metaspace()
         bpe.decoder = decoders.Sequence([decoders.ByteFallback(), joined]) if languages else joined
         trainer = trainers.BpeTrainer(**options)
@@ -172,12 +175,51 @@ def _bytes_are_text(bpe: BPE) -> BPE:
     return BPE.from_str(json.dumps(state))
 
 
+class _Words:
+    """Lines to tokens; where those of a line are those of its words, words that come again are looked up.
+
+    The library takes longer for each word than that, and text has the same words again and again.
+    """
+
+    def __init__(self, bpe: BPE) -> None:
+        self.bpe = bpe
+        self.known: dict[str, list[int]] = {}
+        self.characters = 0  # of those words
+
+    def encode(self, lines: list[str]) -> list[list[int]]:
+        if not self._are_apart:
+            return self._whole(lines)
+        if self.characters > REMEMBERED:
+            self.known, self.characters = {}, 0
+        known = self.known  # another thread may begin a new one
+        # The library puts ▁ before every word but one that has its own and begins a line: such lines are taken whole.
+        texts = [[line] if "▁" in line else line.split(" ") for line in lines]
+        new = [*set(itertools.chain.from_iterable(texts)).difference(known)]
+        known.update(zip(new, self._whole(new), strict=True))
+        self.characters += sum(map(len, new))
+        return [list(itertools.chain.from_iterable(map(known.__getitem__, words))) for words in texts]
+
+    def _whole(self, lines: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.bpe.encode_batch(lines, add_special_tokens=False)]
+
+    @functools.cached_property
+    def _are_apart(self) -> bool:
+        """Of what we learn they are; other vocabularies may change text, or have tokens of several words."""
+        return (
+            str(self.bpe.pre_tokenizer) in map(str, (SPACES, APART, DOCUMENTS, BERT))
+            and self.bpe.normalizer is None
+            and all(token.special for token in self.bpe.get_added_tokens_decoder().values())
+            and not getattr(self.bpe.model, "dropout", None)
+        )
+
+
 class Tokenizer:
     """The BPE with what goes before and after it."""
 
     def __init__(self, bpe: BPE, config: DataConfig, target: BPE | None = None) -> None:
         """`target` splits text of the target language, into tokens of the same vocabulary."""
         self.bpe, self.config, self.target = bpe, config, target
+        self._words, self._target_words = _Words(bpe), _Words(target or bpe)
         for each in (bpe, target or bpe):
             each.encode_special_tokens = True  # "<pad>" in somebody's text is text
             each.no_truncation()  # a published vocabulary may say otherwise: text would be lost, or filled up
@@ -210,8 +252,8 @@ class Tokenizer:
     def encode(self, lines: Sequence[str], language: str) -> list[list[int]]:
         """Tokens of each line, without begin and end."""
         cleaned = list(lines) if self.exact else [clean(line, self.config, language) for line in lines]
-        bpe = self.target if self.target is not None and language == self.config.target_lang else self.bpe
-        return [encoding.ids for encoding in bpe.encode_batch(cleaned, add_special_tokens=False)]
+        of_target = self.target is not None and language == self.config.target_lang
+        return (self._target_words if of_target else self._words).encode(cleaned)
 
     def decode(self, tokens: Iterable[Sequence[int]]) -> list[str]:
         """Lines as the model was trained on them: tokenised text stays tokenised."""

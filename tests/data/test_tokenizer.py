@@ -71,6 +71,54 @@ def test_each_line_of_a_batch_is_encoded_as_if_alone(raw: Tokenizer) -> None:
     assert raw.decode(together) == [raw.decode([tokens])[0] for tokens in together]
 
 
+ODD = ["▁", "▁das", "das ▁das ▁ ▁▁", "x▁y ▁x x▁", "<pad> <to de>", "das, das", "a\u0301 \u0301", "\u200b 漢字 😀", ""]
+
+
+@pytest.mark.parametrize("remembered", [0, 100, tokenizers.REMEMBERED])
+@pytest.mark.parametrize(
+    ("options", "learnt"),
+    [
+        ({}, {}),
+        ({"text": "tokenized"}, {}),
+        ({"tokenizer": "wordpiece"}, {}),
+        ({}, {"documents": True}),
+        ({}, {"languages": ["de", "en"]}),
+    ],
+)
+def test_words_that_are_looked_up_are_what_the_library_makes_of_lines(monkeypatch, remembered, options, learnt) -> None:
+    monkeypatch.setattr(tokenizers, "REMEMBERED", remembered)
+    lines = [*RAW.values(), *ODD]
+    size = 500 if learnt.get("languages") else 250
+    config = DataConfig(vocab_size=size, **options)
+    tokenizer = Tokenizer(learn(lines, config, **learnt), config)
+    chooser = random.Random(0)
+    for _ in range(10):
+        some = [" ".join(chooser.choices(lines, k=chooser.randint(0, 3))) for _ in range(20)]
+        cleaned = [clean(line, config, "en") for line in some]
+        whole = [encoding.ids for encoding in tokenizer.bpe.encode_batch(cleaned, add_special_tokens=False)]
+        assert tokenizer.encode(some, "en") == whole
+    assert tokenizer._words.known
+
+
+@pytest.mark.parametrize("change", ["tokens of several words", "a normaliser", "no ▁ at the beginning", "dropout"])
+def test_words_of_other_vocabularies_are_not_looked_up(raw: Tokenizer, change: str) -> None:
+    bpe = StandardTokenizer.from_str(raw.bpe.to_str())
+    if change == "tokens of several words":
+        bpe.add_tokens(["óda je", "ist das"])
+    elif change == "a normaliser":
+        bpe.normalizer = normalizers.Replace("s d", "sd")
+    elif change == "dropout":
+        bpe.model.dropout = 0.5
+    else:
+        bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    other = Tokenizer(bpe, raw.config)
+    lines = ["das ist das", "ódy óda je"]
+    encoded = other.encode(lines, "en")
+    assert not other._words.known
+    if change != "dropout":
+        assert encoded == [bpe.encode(line, add_special_tokens=False).ids for line in lines]
+
+
 def test_spaces_of_every_kind_separate_words_and_an_empty_line_has_no_tokens(raw: Tokenizer) -> None:
     tokens = raw.encode(["Привет мир", "\u2028Привет \t\u00a0мир\r", "", " \u3000\n"], "ru")
     assert tokens[0] == tokens[1] != []
