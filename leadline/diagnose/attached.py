@@ -120,15 +120,35 @@ class Attached:
         if not self.inside and torch.is_grad_enabled() and isinstance(loss, Tensor) and loss.numel() == 1:
             self.losses.append(loss.detach().float().reshape(()))
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         self.lr = float(max(group["lr"] for group in optimizer.param_groups))
+        closure = kwargs.get("closure") or next(filter(callable, args[1:]), None)  # the first is the optimizer
+        if closure is None:
+            self._gradients()
+            return None
+        seen = False
+
+        def followed(*given: Any, **named: Any) -> Any:
+            """The forward and the backward pass are in the step, as Lightning has it."""
+            nonlocal seen
+            result = closure(*given, **named)
+            if not seen:
+                self._gradients()
+            seen = True
+            return result
+
+        replaced = tuple(followed if value is closure else value for value in args)
+        return replaced, {key: followed if value is closure else value for key, value in kwargs.items()}
+
+    def _gradients(self) -> None:
         if self.blind:
             return
         try:
             if self.pulse is None:  # the model was not seen yet, or cannot be looked into
                 self.pulse = Pulse(pulse.layers_of(self.looker.model, {}))
             gradients = {p: p.grad for p in self.pulse.weights if p.grad is not None}
-            norms = dict(zip(gradients, torch._foreach_norm(list(gradients.values())), strict=True))
+            found = torch._foreach_norm(list(gradients.values())) if gradients else []
+            norms = dict(zip(gradients, found, strict=True))
             self.pulse.before([norms.get(p) for p in self.pulse.weights])
         except Exception as error:  # as with looks
             self.blind = True
