@@ -20,7 +20,10 @@ COLUMNS = [
     "table", "training", "fault", "seed", "at", "put", "named", "where", "since", "right", "alarm", "shown", "others",
 ]  # fmt: skip
 FITTED = "thresholds chosen on it"
-ROLES = {FITTED: (4,), "a rule was mended after": (5, 7, 9), "no rule has changed since": (11, 13)}
+ROLES = {
+    FITTED: (4,), "a rule was mended after": (5, 7, 9), "of layers of zeros, a rule was mended after": (11, 13),
+    "no rule has changed since": (17,),
+}  # fmt: skip
 ABOUT = 20  # updates by which the first of a slow fault may be told wrongly
 
 
