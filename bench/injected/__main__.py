@@ -9,8 +9,9 @@
 Trainings are of translation (number words), a masked LM and a language model (the standard library's docstrings), each
 in our own loop, and of Hugging Face's GPT-2 in a plain one. A fault comes at a random update. The thresholds of explain
 were chosen on even seeds; odd ones judge (bench/injected/judge.py says which are untouched). Healthy trainings (of five
-seeds) are noisy: small batches, dropout and high rates. A folder's trainings are kept, so `make` can be stopped and
-started again.
+seeds) have small batches, dropout and high rates; noisy ones (of two) besides a share of wrong labels, some batches
+from elsewhere, the smallest batches, or a rate that restarts. A folder's trainings are kept, so `make` can be stopped
+and started again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["make", "judge", "tell", "gallery", "saved", "cost"])
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--table", choices=["sudden", "slow", "healthy"], default="sudden", help="make: which faults")
+    parser.add_argument(
+        "--table", choices=["sudden", "slow", "healthy", "noisy"], default="sudden", help="make: which faults"
+    )
     parser.add_argument("--seed", type=int, default=7, help="make")
     parser.add_argument("--number", type=int, default=4, help="saved: seeds; cost: updates")
     given = parser.parse_args()

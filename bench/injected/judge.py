@@ -58,6 +58,8 @@ def _judged(case: Case, folder: Path) -> dict[str, str]:
     seer = alarm.Seer()
     alarms = [row["update"] for row in measured if "loss" in row and seer.see(row)]
     alarms += [cause.update + _until_look(cause.update) for cause in causes if cause.kind == "norm"]
+    if case.healthy:  # and what our loop has told besides
+        alarms += [row["update"] for row in history.read(folder).rows if row.get("alarm")]
     # Where a sudden fault begins, every update counts; a norm is only looked at every WATCHED updates.
     reach = ABOUT if case.table == "slow" else WATCHED if case.fault == "norm" else 1
     right = (
@@ -66,13 +68,13 @@ def _judged(case: Case, folder: Path) -> dict[str, str]:
         and abs(first.update - case.at) <= reach
         and _is_place(first.where, "embeddings" if case.fault in ("embedding", "decay") else put)
     )
-    after = [update for update in alarms if case.fault and update >= case.at]
-    shown = _shown(history.read(folder).points("valid_nll"), case.at) if case.fault else ""
+    after = [update for update in alarms if not case.healthy and update >= case.at]
+    shown = "" if case.healthy else _shown(history.read(folder).points("valid_nll"), case.at)
     values = [
-        case.table, case.training, case.fault, case.seed, case.at if case.fault else "", put,
+        case.table, case.training, case.fault, case.seed, "" if case.healthy else case.at, put,
         first.kind if first else "", first.where if first else "", first.update if first else "",
-        int(right) if case.fault else int(not first),
-        min(after, default="") if case.fault else min(alarms, default=""), shown, len(causes) - 1 if causes else 0,
+        int(not first) if case.healthy else int(right),
+        min(alarms if case.healthy else after, default=""), shown, len(causes) - 1 if causes else 0,
     ]  # fmt: skip
     return dict(zip(COLUMNS, map(str, values), strict=True))
 
@@ -125,13 +127,17 @@ def table(rows: list[dict[str, str]]) -> str:
             right = sum(int(row["right"]) for row in some)
             lines.append(f"| {name}, {role} | {seeds} | {len(some)} | {kinds} | {right} | {len(shown)} | {early} |")
             wrong += [row for row in some if role != FITTED and row["right"] == "0"]
-    healthy = [row for row in rows if not row["fault"]]
-    said, alarmed = (sum(bool(row[key]) for row in healthy) for key in ("named", "alarm"))
+    healthy = {kind: [row for row in rows if row["table"] == kind] for kind in ("healthy", "noisy")}
+    said, alarmed = (
+        {kind: sum(bool(row[key]) for row in of) for kind, of in healthy.items()} for key in ("named", "alarm")
+    )
     missed = Counter(f"`{row['fault']}` in {TITLES[row['training']]}" for row in wrong)
     lines += [
         "",
-        f"Of {len(healthy)} healthy trainings `explain` found a fault in {said}, and {alarmed} had an alarm. Wrong or "
-        f"not found on the seeds that judge: {', '.join(f'{of} ({count})' for of, count in sorted(missed.items()))}.",
+        f"Of {len(healthy['healthy'])} healthy trainings `explain` found a fault in {said['healthy']}, and "
+        f"{alarmed['healthy']} had an alarm; of {len(healthy['noisy'])} noisy ones in {said['noisy']}, and "
+        f"{alarmed['noisy']} had one. Wrong or not found on the seeds that judge: "
+        f"{', '.join(f'{of} ({count})' for of, count in sorted(missed.items()))}.",
     ]
     return "\n".join(lines)
 
