@@ -71,11 +71,12 @@ def _not_finite(t: Timeline) -> Iterator[Cause]:
     if len(bad):
         update, grads = int(t.updates[bad[0]]), ~np.isfinite(t.by_layer["grad"][bad[0]])
         # It goes from the loss back to the first layer: the last that has it is where it comes from.
-        where = [name for name, of in zip(t.layers, grads, strict=True) if of and name not in (EMBEDDINGS, NORMS)]
-        first = where[-1] if where and not grads.all() else ""
-        what = f"gradient of {first}" if first else "gradient"
+        layers = [name for name, of in zip(t.layers, grads, strict=True) if of and name not in (EMBEDDINGS, NORMS)]
+        finite = np.isfinite(t.series["loss"][bad[0]])
+        where = layers[-1] if layers and finite and not grads.all() else ""
+        what = "loss" if not finite else f"gradient of {where}" if where else "gradient"
         yield Cause(
-            "not_finite", first, update, f"at update {update} the loss or the {what} is not finite",
+            "not_finite", where, update, f"at update {update} the {what} is not finite",
             "lower the rate, warm up longer or clip gradients; in fp16, look for overflow",
         )  # fmt: skip
 

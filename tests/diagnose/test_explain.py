@@ -229,6 +229,7 @@ def test_where_numbers_are_not_finite_and_nothing_of_what_comes_after() -> None:
             row["loss"], row["pulse"] = None, [[None] * len(LAYERS)] * 4
     (cause,) = explain(measured).causes
     assert (cause.kind, cause.where, cause.update) == ("not_finite", "a.mlp", AT)
+    assert cause.message == f"at update {AT} the gradient of a.mlp is not finite"
 
 
 @pytest.mark.parametrize("layers", [[2], [2, 3, 4]])
