@@ -52,7 +52,13 @@ def lightning(out: str | Path, every: int = 50) -> Any:
             if len(trainer.optimizers) != 1:
                 raise UserError(f"Watch follows one optimizer, and this training has {len(trainer.optimizers)}")
             self.update, self.losses = trainer.global_step, list[Any]()
-            self.watch = Watch(_called(module), trainer.optimizers[0], out, every=every, update=self.update)
+            called = _called(module)
+            self.watch = Watch(called, trainer.optimizers[0], out, every=every, update=self.update)
+            attached = self.watch.attached
+            if attached and attached.leads and called is module and trainer.model is not module:
+                attached.only_follow(
+                    "the strategy calls training_step in place of the module, and a look would log too"
+                )
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *batch: Any) -> None:
             assert self.watch is not None

@@ -76,7 +76,7 @@ class Attached:
         looked, self.looked, self.losses, self.pulses = self.looked, {}, [], []
         due = self.update % self.every == 0
         if not self.called and due and not self.cannot:
-            self._cannot("the model was not seen to be called: give Watch the module that the loop calls")
+            self.only_follow("the model was not seen to be called: give Watch the module that the loop calls")
         self.called = False
         if due or len(self.waiting) >= WAITS or self._device().type == "cpu":
             self._flush(looked if due else {}, due)
@@ -106,7 +106,7 @@ class Attached:
             if (self.update + 1) % self.every == 0:
                 self.looked = self.looker.look(args, kwargs)
         except Exception as error:  # the training goes on, whatever it is
-            self._cannot(_first_line(error))
+            self.only_follow(_first_line(error))
         finally:
             self.inside = False
 
@@ -219,7 +219,7 @@ class Attached:
             },
         )  # fmt: skip
 
-    def _cannot(self, why: str) -> None:
+    def only_follow(self, why: str) -> None:
         self.cannot = why
         self._tell(f"Watch does not look into the model ({why}); gradients and updates are followed all the same")
         self._describe()

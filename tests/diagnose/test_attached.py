@@ -347,7 +347,7 @@ def test_in_a_trainer_with_the_hooks_of_lightning(tmp_path: Path, monkeypatch: p
     model = Model()
     model.automatic_optimization = True
     trainer = SimpleNamespace(
-        optimizers=[torch.optim.Adam(model.parameters())], global_step=0, accumulate_grad_batches=2
+        optimizers=[torch.optim.Adam(model.parameters())], global_step=0, accumulate_grad_batches=2, model=model
     )
     callback.on_train_start(trainer, model)
     for i, x in zip(range(8), batches(), strict=False):  # two batches an update
@@ -414,6 +414,35 @@ def test_in_the_trainer_of_lightning(calls_itself: bool, tmp_path: Path) -> None
     assert [look["update"] for look in looks] == [2, 4, 6]
     assert all(f"watch/hidden/{layer}" in look for look in looks for layer in LAYERS)
     assert "Diversity by layer" in {section.title for section in reports.sections_of([out])}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_calls_a_training_step_once_where_data_parallel_calls_it(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.more, self.calls = Model(), nn.Linear(WORDS, WORDS), 0
+
+        def training_step(self, x: Tensor, index: int) -> Tensor:
+            self.calls += 1
+            return nn.functional.cross_entropy(self.more(self.net(x)).flatten(0, 1), x.flatten())
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 1e-3)
+
+    module = Module()
+    rows = [x for _, x in zip(range(4), batches(), strict=False)]
+    lightning.Trainer(
+        max_steps=4, strategy="ddp", accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[callbacks.lightning(tmp_path / "run", every=2)],
+    ).fit(module, torch.utils.data.DataLoader(rows, batch_size=None))  # fmt: skip
+    torch.distributed.destroy_process_group()
+    assert module.calls == 4
+    assert [len(row["pulse"]) for row in flight.read(tmp_path / "run")] == [4] * 4
 
 
 def _norm_of(module: nn.Module) -> Tensor:
