@@ -139,7 +139,7 @@ def _fading(t: Timeline) -> Iterator[Cause]:
         yield Cause(
             "decay", name, since,
             f"since about update {since} the weights of {name} shrink, to {times:.2g} of their norm at update {until}, "
-            f"and those of the other layers do not",
+            f"and those of most layers much less",
             f"look at the weight decay of the parameter group of {name}, and at what else shrinks it",
         )  # fmt: skip
 
@@ -159,7 +159,7 @@ def _growing(t: Timeline) -> Iterator[Cause]:
             )  # fmt: skip
         else:
             yield Cause(
-                "growth", name, since, f"{said}, and those of the other layers do not",
+                "growth", name, since, f"{said}, and those of most layers much less",
                 f"look at the rate and the parameter group of {name}, and at what else writes to it",
             )  # fmt: skip
 
