@@ -28,7 +28,7 @@ class Seer:
     def __init__(self) -> None:
         self.usual: dict[str, Usual] = {}
         self.told: dict[str, int] = {}
-        self.collapsed, self.before, self.rate = False, 0.0, 0.0
+        self.collapsed, self.before, self.rate, self.highest = False, 0.0, 0.0, 0.0
 
     def see(self, row: Row) -> list[str]:
         """What is to be told of an update."""
@@ -42,7 +42,8 @@ class Seer:
             if (far or twice) and self._new(name, row["update"]):
                 said.append(f"{WORDS[name]} is {value:.4g}, {times:.1f} times its usual size")
         rate, self.rate = self.rate, row.get("lr") or 0.0
-        if rate and self.rate > RISE * rate and row["update"] > RAMP:
+        known, self.highest = self.rate < 1.01 * self.highest, max(self.rate, self.highest)  # a schedule that restarts
+        if rate and self.rate > RISE * rate and row["update"] > RAMP and not known:
             said.append(f"the learning rate rose {self.rate / rate:.3g} times, to {self.rate:.3g}")
         outside = [(value, name) for name, value in layer_values(row, "outside").items() if value > OUTSIDE]
         if outside and self._new("outside", row["update"]):

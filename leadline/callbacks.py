@@ -12,6 +12,9 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from leadline.diagnose.watch import Watch
 from leadline.errors import UserError
 
@@ -48,14 +51,24 @@ def lightning(out: str | Path, every: int = 50) -> Any:
         def on_train_start(self, trainer: Any, module: Any) -> None:
             if len(trainer.optimizers) != 1:
                 raise UserError(f"Watch follows one optimizer, and this training has {len(trainer.optimizers)}")
-            self.update = trainer.global_step
-            self.watch = Watch(module, trainer.optimizers[0], out, every=every, update=self.update)
+            self.update, self.losses = trainer.global_step, list[Any]()
+            called = _called(module)
+            self.watch = Watch(called, trainer.optimizers[0], out, every=every, update=self.update)
+            attached = self.watch.attached
+            if attached and attached.leads and called is module and trainer.model is not module:
+                attached.only_follow(
+                    "the strategy calls training_step in place of the module, and a look would log too"
+                )
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *batch: Any) -> None:
             assert self.watch is not None
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            if loss is not None:  # the trainer has divided it by the number of batches of an update
+                parts = trainer.accumulate_grad_batches if module.automatic_optimization else 1
+                self.losses.append(torch.as_tensor(loss).detach() * parts)
             if trainer.global_step > self.update:  # the last batch of an update
-                self.update = trainer.global_step
-                self.watch.step(outputs["loss"] if isinstance(outputs, dict) else outputs)
+                self.update, losses, self.losses = trainer.global_step, self.losses, []
+                self.watch.step(torch.stack(losses).mean() if losses else None)
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             self._close()
@@ -68,6 +81,13 @@ def lightning(out: str | Path, every: int = 50) -> Any:
                 self.watch.close()
 
     return WatchCallback()
+
+
+def _called(module: nn.Module) -> nn.Module:
+    """What training_step calls: the one module inside that has all weights, if there is one; otherwise itself."""
+    inside = [child for child in module.children() if any(True for _ in child.parameters())]
+    whole = len(inside) == 1 and len(list(inside[0].parameters())) == len(list(module.parameters()))
+    return inside[0] if whole and not isinstance(inside[0], nn.ModuleList | nn.ModuleDict) else module
 
 
 def _callback() -> Any:

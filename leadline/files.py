@@ -17,7 +17,10 @@ Facts = dict[str, Any]  # what a JSON object says, by name
 
 def to_json(value: object, indent: int | None = None) -> str:
     """What any program reads as JSON: numbers that are not finite become null."""
-    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def _finite(value: object) -> object:

@@ -1,13 +1,19 @@
-"""What watching costs: the time of a plain loop with and without it."""
+"""What watching costs: the time of a plain loop with and without it, and of the recorder in our own loop."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import itertools
+import pkgutil
+import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +90,58 @@ def _timed(attached: Any, spent: dict[str, float]) -> None:
         attached.optimizer.register_step_pre_hook(timed(attached._before_step, "step")),
         attached.optimizer.register_step_post_hook(timed(attached._after_step, "step")),
     ]
+
+
+OURS = ("numerals", "lm_small_pre_ln")
+RECORDING = {
+    "leadline.training.recorder.Recorder": ("begin", "add", "read"),
+    "leadline.pulse.Pulse": ("before", "after"),
+}
+WARM = 20  # updates before any is counted
+
+
+def cost_of_recording(updates: int) -> None:
+    """What the flight recorder takes of an update of our own loop: medians of CPU times of its thread."""
+    with (RESULTS / "recorder_cost.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["recipe", "update ms", "recorder ms", "share"])
+        for name in OURS:
+            row = _recorded(name, updates)
+            writer.writerow([name, *row])
+            file.flush()
+            print(name, *row, flush=True)
+
+
+def _recorded(name: str, updates: int) -> list[Any]:
+    from leadline import recipes
+    from leadline.training import loop
+
+    spent: dict[str, list[float]] = defaultdict(list)
+    begun: list[float] = []
+
+    def timed(function: Callable[..., Any], key: str) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            began = time.thread_time()
+            if key == "begin":
+                begun.append(began)
+            try:
+                return function(*given, **named)
+            finally:
+                spent[key].append(time.thread_time() - began)
+
+        return run
+
+    train = {"updates": WARM + updates, "eval_every": -1, "device": "cpu", "step": "eager"}
+    config = recipes.find(name).set(train=train)
+    with contextlib.ExitStack() as stack:
+        for home, methods in RECORDING.items():
+            for method in methods:
+                old = getattr(pkgutil.resolve_name(home), method)
+                stack.enter_context(mock.patch(f"{home}.{method}", timed(old, method)))
+        loop.train(config, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run")
+    update = statistics.median(b - a for a, b in itertools.pairwise(begun[WARM:]))
+    recorder = sum(statistics.median(times[WARM:]) for times in spent.values())
+    return [f"{1e3 * update:.1f}", f"{1e3 * recorder:.2f}", f"{recorder / update:.4f}"]
 
 
 def _model(name: str) -> tuple[nn.Module, dict[str, Tensor]]:

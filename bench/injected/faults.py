@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from typing import Any
 
@@ -13,8 +14,11 @@ TRAININGS = ("translation", "masked_lm", "causal_lm", "gpt2")
 FAULTS = ("bad_batch", "labels", "rate", "weights", "embedding", "loss_scale", "precision", "moments", "data", "norm")
 SLOW = ("rising_rate", "drift", "starving", "logits", "decay", "rounding")
 TABLES = {"sudden": FAULTS, "slow": SLOW}
+NOISE = ("label_noise", "bursts", "tiny", "restarts")  # no faults: there from the first update on
+WRONG, BURSTS, CYCLE = 0.3, 1 / 12, 30  # share of labels; of batches of another alphabet; updates between restarts
+WARM_UP = 20
 KINDS = {"rising_rate": "rate", "rounding": "precision"}  # as explain calls it, where it has another name
-AFTER = {True: 60, False: 25}  # updates that a training goes on with a fault: a slow one, a sudden one
+AFTER = {"slow": 60, "sudden": 25, "healthy": 25, "noisy": 105}  # updates that a training goes on for
 RISES = 40  # updates in which a rate rises 20 times
 DRIFTS = 40  # updates in which all data become others, and all numbers of a layer rounded ones
 
@@ -38,12 +42,17 @@ class Case:
         return KINDS.get(self.fault, self.fault)
 
     @property
+    def healthy(self) -> bool:
+        return self.fault in ("", *NOISE)
+
+    @property
     def table(self) -> str:
-        return next((name for name, faults in TABLES.items() if self.fault in faults), "healthy")
+        tables = {**TABLES, "noisy": NOISE}
+        return next((name for name, faults in tables.items() if self.fault in faults), "healthy")
 
     @property
     def updates(self) -> int:
-        return self.at + AFTER[self.fault in SLOW]
+        return self.at + AFTER[self.table]
 
     @property
     def layer(self) -> int:
@@ -72,6 +81,8 @@ class Injector:
     def rate(self, update: int) -> float:
         if self.case.fault == "rising_rate":
             return 20.0 ** self.share(update, RISES)
+        if self.case.fault == "restarts":  # after warm-up it falls to a tenth, again and again
+            return 0.55 + 0.45 * math.cos(math.pi * (max(0, update - WARM_UP) % CYCLE) / CYCLE)
         return 10.0 if self.case.fault == "rate" and update >= self.case.at else 1.0
 
     def share(self, update: int, updates: int) -> float:
@@ -82,7 +93,7 @@ class Injector:
         """The inputs of a batch."""
         if self.case.fault == "bad_batch" and update == self.case.at:
             return torch.randint(8, words, inputs.shape, generator=self.generator)
-        if self.case.fault in ("data", "drift") and update >= self.case.at:
+        if self._is_other(update):
             return self._other(words, update)[inputs]
         return inputs
 
@@ -92,15 +103,24 @@ class Injector:
             labels[valid] = torch.randint(8, words, (int(valid.sum()),), generator=self.generator)
         if self.case.fault == "labels" and update >= self.case.at:
             labels[valid] = labels[valid][torch.randperm(int(valid.sum()), generator=self.generator)]
-        if self.case.fault in ("data", "drift") and update >= self.case.at:
+        if self.case.fault == "label_noise":
+            noise = torch.randint(8, words, labels.shape, generator=self.generator)
+            wrong = valid & (torch.rand(labels.shape, generator=self.generator) < WRONG)
+            labels = torch.where(wrong, noise, labels)
+        if self._is_other(update):
             labels[valid] = self._other(words, update)[labels[valid]]
         return labels
+
+    def _is_other(self, update: int) -> bool:
+        if self.case.fault == "bursts":
+            return random.Random(f"{self.case.name} {update}").random() < BURSTS
+        return self.case.fault in ("data", "drift") and update >= self.case.at
 
     def _other(self, words: int, update: int) -> Tensor:
         """The same text in another alphabet, or in one that has been drifting there; what is no word stays."""
         generator, same = torch.Generator().manual_seed(self.case.seed), torch.arange(words)
         other = torch.cat([same[:8], torch.randperm(words - 8, generator=generator) + 8])
-        if self.case.fault == "data":
+        if self.case.fault != "drift":
             return other
         return torch.where(torch.rand(words, generator=generator) < self.share(update, DRIFTS), other, same)
 
@@ -187,9 +207,11 @@ def _matrices(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def cases(table: str, seed: int) -> list[Case]:
-    """The healthy ones of five seeds."""
+    """The healthy ones of five seeds, the noisy ones of two."""
     if table == "healthy":
         return [Case(training, "", each) for each in range(seed, seed + 5) for training in TRAININGS]
+    if table == "noisy":
+        return [Case(training, noise, each) for each in (seed, seed + 1) for noise in NOISE for training in TRAININGS]
     return [Case(training, fault, seed) for fault in TABLES[table] for training in TRAININGS]
 
 

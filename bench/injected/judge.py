@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.injected.faults import KINDS, TABLES, Case, case_of
+from bench.injected.faults import KINDS, NOISE, TABLES, Case, case_of
 from bench.injected.gallery import TITLES
 from bench.injected.trainings import WATCHED
 from leadline.files import write_text
@@ -20,7 +20,19 @@ COLUMNS = [
     "table", "training", "fault", "seed", "at", "put", "named", "where", "since", "right", "alarm", "shown", "others",
 ]  # fmt: skip
 FITTED = "thresholds chosen on it"
-ROLES = {FITTED: (4,), "a rule was mended after": (5, 7, 9), "no rule has changed since": (11, 13)}
+ROLES = {
+    FITTED: (4,),
+    "a rule was mended after": (5, 7, 9),
+    "rules were mended after, and say the same of it": (11, 13, 17),
+    "no rule has changed since": (19,),
+}
+TITLES_OF_NOISE = {
+    "healthy": "with small batches, dropout or high rates",
+    "label_noise": "with 30 % wrong labels",
+    "bursts": "with one batch in twelve of another alphabet",
+    "tiny": "with the smallest batches",
+    "restarts": "with a rate that restarts",
+}
 ABOUT = 20  # updates by which the first of a slow fault may be told wrongly
 
 
@@ -55,6 +67,8 @@ def _judged(case: Case, folder: Path) -> dict[str, str]:
     seer = alarm.Seer()
     alarms = [row["update"] for row in measured if "loss" in row and seer.see(row)]
     alarms += [cause.update + _until_look(cause.update) for cause in causes if cause.kind == "norm"]
+    if case.healthy:  # and what our loop has told besides
+        alarms += [row["update"] for row in history.read(folder).rows if row.get("alarm")]
     # Where a sudden fault begins, every update counts; a norm is only looked at every WATCHED updates.
     reach = ABOUT if case.table == "slow" else WATCHED if case.fault == "norm" else 1
     right = (
@@ -63,13 +77,13 @@ def _judged(case: Case, folder: Path) -> dict[str, str]:
         and abs(first.update - case.at) <= reach
         and _is_place(first.where, "embeddings" if case.fault in ("embedding", "decay") else put)
     )
-    after = [update for update in alarms if case.fault and update >= case.at]
-    shown = _shown(history.read(folder).points("valid_nll"), case.at) if case.fault else ""
+    after = [update for update in alarms if not case.healthy and update >= case.at]
+    shown = "" if case.healthy else _shown(history.read(folder).points("valid_nll"), case.at)
     values = [
-        case.table, case.training, case.fault, case.seed, case.at if case.fault else "", put,
+        case.table, case.training, case.fault, case.seed, "" if case.healthy else case.at, put,
         first.kind if first else "", first.where if first else "", first.update if first else "",
-        int(right) if case.fault else int(not first),
-        min(after, default="") if case.fault else min(alarms, default=""), shown, len(causes) - 1 if causes else 0,
+        int(not first) if case.healthy else int(right),
+        min(alarms if case.healthy else after, default=""), shown, len(causes) - 1 if causes else 0,
     ]  # fmt: skip
     return dict(zip(COLUMNS, map(str, values), strict=True))
 
@@ -122,13 +136,21 @@ def table(rows: list[dict[str, str]]) -> str:
             right = sum(int(row["right"]) for row in some)
             lines.append(f"| {name}, {role} | {seeds} | {len(some)} | {kinds} | {right} | {len(shown)} | {early} |")
             wrong += [row for row in some if role != FITTED and row["right"] == "0"]
-    healthy = [row for row in rows if not row["fault"]]
-    said, alarmed = (sum(bool(row[key]) for row in healthy) for key in ("named", "alarm"))
+    noises = {kind: [row for row in rows if row["table"] == "noisy" and row["fault"] == kind] for kind in NOISE}
+    noises["healthy"] = [row for row in rows if row["table"] == "healthy"]
+    heard = [
+        f"{len(of)} {TITLES_OF_NOISE[kind]}: {sum(bool(row['named']) for row in of)} and "
+        f"{sum(bool(row['alarm']) for row in of)}"
+        for kind, of in noises.items()
+    ]
     missed = Counter(f"`{row['fault']}` in {TITLES[row['training']]}" for row in wrong)
     lines += [
         "",
-        f"Of {len(healthy)} healthy trainings `explain` found a fault in {said}, and {alarmed} had an alarm. Wrong or "
-        f"not found on the seeds that judge: {', '.join(f'{of} ({count})' for of, count in sorted(missed.items()))}.",
+        "Without a fault: how many are of each kind, in how many `explain` found one, and how many had an alarm: "
+        f"{'; '.join(reversed(heard))}.",
+        "",
+        "Wrong or not found on the seeds that judge: "
+        f"{', '.join(f'{of} ({count})' for of, count in sorted(missed.items()))}.",
     ]
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.injected.faults import Case, Injector
+from bench.injected.faults import WARM_UP, Case, Injector
 
 EVALUATED = 10  # updates between validations
 WATCHED = 5  # updates between looks
@@ -30,7 +30,7 @@ class _Watcher:
 
     def due(self, update: int) -> bool:
         self.update = update
-        return update >= self.injector.case.at and bool(self.injector.case.fault)
+        return update >= self.injector.case.at and not self.injector.case.healthy
 
     def begin(self, model: nn.Module) -> None:
         self.seen_model = model
@@ -50,12 +50,14 @@ def config_of(case: Case) -> Any:
     from leadline import recipes
 
     rng = random.Random(case.name)
-    noisy = not case.fault
+    noisy = case.healthy
     tokens = rng.choice([64, 128]) if noisy else 256
+    tokens = 48 if case.fault == "tiny" else tokens
     changes: dict[str, Any] = {
         "model": {"dim": 16, "ffn_dim": 32, "heads": 2, "max_length": 48,
                   "dropout": rng.choice([0.1, 0.3]) if noisy else 0.1},
-        "optim": {"lr": rng.choice([3e-3, 1e-2]) if noisy else 5e-3, "warmup": 20, "schedule": "constant", "clip": 0.0},
+        "optim": {"lr": rng.choice([3e-3, 1e-2]) if noisy else 5e-3, "warmup": WARM_UP, "schedule": "constant",
+                  "clip": 0.0},
         "train": {"updates": case.updates, "epochs": 0, "batch_tokens": tokens, "seed": case.seed, "device": "cpu",
                   "step": "eager", "precision": "fp32", "eval_every": EVALUATED, "log_every": 10, "keep": 2},
     }  # fmt: skip
@@ -133,7 +135,7 @@ def _train_gpt2(case: Case, folder: Path, injector: Injector) -> None:
     import leadline
 
     words, rng = 64, random.Random(case.name)
-    rows = rng.choice([2, 4]) if not case.fault else 8
+    rows = 1 if case.fault == "tiny" else rng.choice([2, 4]) if case.healthy else 8
     torch.manual_seed(case.seed)
     config = transformers.GPT2Config(
         n_layer=2, n_embd=32, n_head=2, vocab_size=words, n_positions=32, bos_token_id=0, eos_token_id=0
@@ -153,7 +155,7 @@ def _train_gpt2(case: Case, folder: Path, injector: Injector) -> None:
         loss.backward()
         injector.gradients(update, model)
         for group in optimizer.param_groups:
-            group["lr"] = 5e-3 * min(1.0, update / 20) * injector.rate(update)
+            group["lr"] = 5e-3 * min(1.0, update / WARM_UP) * injector.rate(update)
         optimizer.step()
         optimizer.zero_grad()
         watch.step(loss)

@@ -76,7 +76,7 @@ class Attached:
         looked, self.looked, self.losses, self.pulses = self.looked, {}, [], []
         due = self.update % self.every == 0
         if not self.called and due and not self.cannot:
-            self._cannot("the model was not seen to be called: give Watch the module that the loop calls")
+            self.only_follow("the model was not seen to be called: give Watch the module that the loop calls")
         self.called = False
         if due or len(self.waiting) >= WAITS or self._device().type == "cpu":
             self._flush(looked if due else {}, due)
@@ -106,7 +106,7 @@ class Attached:
             if (self.update + 1) % self.every == 0:
                 self.looked = self.looker.look(args, kwargs)
         except Exception as error:  # the training goes on, whatever it is
-            self._cannot(_first_line(error))
+            self.only_follow(_first_line(error))
         finally:
             self.inside = False
 
@@ -120,15 +120,35 @@ class Attached:
         if not self.inside and torch.is_grad_enabled() and isinstance(loss, Tensor) and loss.numel() == 1:
             self.losses.append(loss.detach().float().reshape(()))
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         self.lr = float(max(group["lr"] for group in optimizer.param_groups))
+        closure = kwargs.get("closure") or next(filter(callable, args[1:]), None)  # the first is the optimizer
+        if closure is None:
+            self._gradients()
+            return None
+        seen = False
+
+        def followed(*given: Any, **named: Any) -> Any:
+            """The forward and the backward pass are in the step, as Lightning has it."""
+            nonlocal seen
+            result = closure(*given, **named)
+            if not seen:
+                self._gradients()
+            seen = True
+            return result
+
+        replaced = tuple(followed if value is closure else value for value in args)
+        return replaced, {key: followed if value is closure else value for key, value in kwargs.items()}
+
+    def _gradients(self) -> None:
         if self.blind:
             return
         try:
             if self.pulse is None:  # the model was not seen yet, or cannot be looked into
                 self.pulse = Pulse(pulse.layers_of(self.looker.model, {}))
             gradients = {p: p.grad for p in self.pulse.weights if p.grad is not None}
-            norms = dict(zip(gradients, torch._foreach_norm(list(gradients.values())), strict=True))
+            found = torch._foreach_norm(list(gradients.values())) if gradients else []
+            norms = dict(zip(gradients, found, strict=True))
             self.pulse.before([norms.get(p) for p in self.pulse.weights])
         except Exception as error:  # as with looks
             self.blind = True
@@ -199,7 +219,7 @@ class Attached:
             },
         )  # fmt: skip
 
-    def _cannot(self, why: str) -> None:
+    def only_follow(self, why: str) -> None:
         self.cannot = why
         self._tell(f"Watch does not look into the model ({why}); gradients and updates are followed all the same")
         self._describe()

@@ -86,7 +86,9 @@ def causes_of(timeline: Timeline) -> list[Cause]:
             causes.setdefault(cause.kind, cause)
     for cause in trend(timeline, list(causes.values())):
         causes.setdefault(cause.kind, cause)
-    return sorted(causes.values(), key=lambda cause: cause.update)
+    # Of numbers that are not finite nothing can be said.
+    end = causes["not_finite"].update if "not_finite" in causes else math.inf
+    return sorted((cause for cause in causes.values() if cause.update <= end), key=lambda cause: cause.update)
 
 
 # In words
@@ -117,14 +119,14 @@ def _words(cause: Cause) -> str:
 
 KINDS = {
     "bad_batch": "a bad batch",
-    "data": "other data",
+    "data": "other data, or another loss",
     "labels": "labels that do not belong to their inputs",
     "rate": "a rate that is too high",
     "weights": "weights that were written to",
     "embedding": "embeddings that were written to",
-    "loss_scale": "a loss that is scaled wrongly",
+    "loss_scale": "gradients of another scale",
     "precision": "weights in too few bits",
-    "moments": "an optimizer that has lost its moments",
+    "moments": "an optimizer that has lost its moments, or has other settings",
     "epsilon": "an optimizer whose steps are damped",
     "norm": "a norm that does nothing",
     "not_finite": "numbers that are not finite",
@@ -133,6 +135,7 @@ KINDS = {
     "starving": "a norm whose gain shrinks",
     "decay": "weights that shrink",
     "growth": "weights that grow",
+    "still": "weights that have stopped",
     "drift": "a loss that rises slowly",
 }
 

@@ -15,6 +15,7 @@ from leadline.alarm import FAR, OUTSIDE, RAMP, RISE
 from leadline.diagnose.timeline import AFTER, BEFORE, Cause, Timeline
 from leadline.flight import EMBEDDINGS
 
+OFTEN = 3, 0.7  # batches beside it, and their share of its jump, that make a bad batch one of many
 LATER, SMALLER = 12, 0.85  # updates after which a jump in the loss has shown whether it is learnt from; gradients then
 
 
@@ -48,15 +49,20 @@ def _weights(t: Timeline, at: int) -> Cause | None:
             f"taken: rows of it were written to",
             f"find what writes to embeddings before update {update}; go on from a checkpoint before",
         )  # fmt: skip
+    others = f", and those of {changed.sum() - 1} more layers" if changed.sum() > 1 else ""
     return Cause(
         "weights", first, update,
-        f"before update {update} the weights of {first} changed by {size:.2g} of their norm though no step was taken",
+        f"before update {update} the weights of {first} changed by {size:.2g} of their norm{others}, though no step "
+        f"was taken",
         f"find what writes to {first} between updates {update - 1} and {update}; go on from a checkpoint before",
     )  # fmt: skip
 
 
 def _rate(t: Timeline, at: int) -> Cause | None:
     if at == 0 or not t.rates[at] / t.rates[at - 1] > RISE or t.updates[at] <= RAMP:
+        return None
+    known = t.rates[at] < 1.01 * np.nanmax(t.rates[:at])  # a schedule that restarts
+    if known and not any(t.far(later, ("loss",)) for later in range(at, min(at + AFTER, len(t.rows)))):
         return None
     times, update = t.rates[at] / t.rates[at - 1], int(t.updates[at])
     return Cause(
@@ -81,13 +87,15 @@ def _loss_scale(t: Timeline, at: int) -> Cause | None:
         "loss_scale", "", update,
         f"since update {update} the gradients of all layers are {times:.3g} times what they were, and the loss is not",
         "look for a loss that is scaled and not scaled back: a GradScaler without unscale_, another number of batches "
-        "to an update, a sum in place of a mean",
+        "to an update, a sum in place of a mean, another threshold of clipping",
     )  # fmt: skip
 
 
 def _moments(t: Timeline, at: int) -> Cause | None:
     """All layers move by another size, though their gradients are as before."""
     if not t.layers or t.far(at, ("loss", "grad_norm")) or abs(t.distance["step"][at]) < FAR:
+        return None
+    if abs(t.change(t.rates, at)) > math.log(RISE):  # another rate: nothing is as before
         return None
     moved, pulled = t.change(t.by_layer["update"], at), t.change(t.by_layer["grad"], at)
     update, times = int(t.updates[at]), math.exp(float(np.nanmedian(moved)))
@@ -99,8 +107,9 @@ def _moments(t: Timeline, at: int) -> Cause | None:
     said = f"at update {update} all layers step {times:.3g} times as far as before, at the same rate and gradients"
     if times > 1:
         return Cause(
-            "moments", "", update, f"{said}: the optimizer has lost its moments",
-            "restore the optimizer's state with the weights, or warm up again after it is lost",
+            "moments", "", update, f"{said}: the optimizer has lost its moments, or has other settings",
+            "restore the optimizer's state with the weights, or warm up again after it is lost; look at what was "
+            "changed in its settings (β, weight decay)",
         )  # fmt: skip
     return Cause(
         "epsilon", "", update, f"{said}: the optimizer's ε, or what else divides its steps, has grown",
@@ -118,7 +127,9 @@ def _data(t: Timeline, at: int) -> Cause | None:
     stays = float(t.change(loss, at + 1, AFTER)) if len(after) else jump
     row = t.rows[at]
     level, now = float(np.median(loss[max(0, at - BEFORE) : at])), float(loss[at])
-    if len(after) and stays < 0.5 * jump:
+    if len(after) and max(stays, float(t.change(loss, at + 1, 2))) < 0.5 * jump:
+        if (t.jumps() > OFTEN[1] * jump).sum() > OFTEN[0]:  # the data have such batches
+            return None
         rows = f", batch {row['batch']} of epoch {row['epoch']}, rows {_some(row['rows'])}" if "rows" in row else ""
         return Cause(
             "bad_batch", "", update,
@@ -135,8 +146,10 @@ def _data(t: Timeline, at: int) -> Cause | None:
     return Cause(
         "data", "", update,
         f"since update {update} the loss is {now:.3g} in place of {level:.3g}, and {math.exp(stays):.2g} times that "
-        f"{len(after)} updates later: the batches from there on are not like those before",
-        f"look at what the data source gives from update {update} on",
+        f"{len(after)} updates later: the batches from there on are not like those before, or their loss is computed "
+        f"in another way",
+        f"look at what the data source gives from update {update} on, and at how its loss is computed (scale, mask, "
+        f"dropout)",
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from leadline.alarm import COLLAPSED
 from leadline.diagnose.timeline import Cause, Timeline
-from leadline.flight import NORMS
+from leadline.flight import EMBEDDINGS, NORMS
 from leadline.history import Row
 from leadline.usual import ENOUGH
 
@@ -21,6 +21,7 @@ LOGITS = 200.0  # softmax of logits this far apart is one-hot in fp32
 LARGER = 3.0  # times its usual size at which a logit is one that grows
 FALLING, STARVED, QUICKLY = 4, 0.5, 200  # looks that a norm's output shrinks in, how far, within so many updates
 SPAN, MOVED, CALM = 30, 1.5, 1.15  # updates in which a layer's weights grow or shrink so many times, and before them
+STILL = 20  # updates in which a layer has not moved
 LEVEL, RISEN = 10, 0.05  # losses whose median is a level, and how far it rises
 HIGHER = 5.0  # times a rate that was constant, to which it rises little by little
 
@@ -68,9 +69,14 @@ def _worst(t: Timeline, first: int, last: int) -> int:
 def _not_finite(t: Timeline) -> Iterator[Cause]:
     bad = np.flatnonzero(~np.isfinite(t.series["loss"]) | np.isinf(t.series["grad_norm"]))
     if len(bad):
-        update = int(t.updates[bad[0]])
+        update, grads = int(t.updates[bad[0]]), ~np.isfinite(t.by_layer["grad"][bad[0]])
+        # It goes from the loss back to the first layer: the last that has it is where it comes from.
+        layers = [name for name, of in zip(t.layers, grads, strict=True) if of and name not in (EMBEDDINGS, NORMS)]
+        finite = np.isfinite(t.series["loss"][bad[0]])
+        where = layers[-1] if layers and finite and not grads.all() else ""
+        what = "loss" if not finite else f"gradient of {where}" if where else "gradient"
         yield Cause(
-            "not_finite", "", update, f"at update {update} the loss or the gradient is not finite",
+            "not_finite", where, update, f"at update {update} the {what} is not finite",
             "lower the rate, warm up longer or clip gradients; in fp16, look for overflow",
         )  # fmt: skip
 
@@ -133,7 +139,7 @@ def _fading(t: Timeline) -> Iterator[Cause]:
         yield Cause(
             "decay", name, since,
             f"since about update {since} the weights of {name} shrink, to {times:.2g} of their norm at update {until}, "
-            f"and those of the other layers do not",
+            f"and those of most layers much less",
             f"look at the weight decay of the parameter group of {name}, and at what else shrinks it",
         )  # fmt: skip
 
@@ -153,7 +159,7 @@ def _growing(t: Timeline) -> Iterator[Cause]:
             )  # fmt: skip
         else:
             yield Cause(
-                "growth", name, since, f"{said}, and those of the other layers do not",
+                "growth", name, since, f"{said}, and those of most layers much less",
                 f"look at the rate and the parameter group of {name}, and at what else writes to it",
             )  # fmt: skip
 
@@ -191,6 +197,28 @@ def _began(values: np.ndarray, at: int) -> int:
     pace = (values[at] - values[max(0, at - FALLING)]) / min(at, FALLING) / 3
     calm = np.flatnonzero(np.sign(pace) * change < abs(pace))
     return int(calm[-1]) + 1 if len(calm) else 0
+
+
+def _still(t: Timeline) -> Iterator[Cause]:
+    """The weights of some layers no longer move, and those of others do."""
+    moves = t.by_layer["update"]
+    read = np.isfinite(moves).all(axis=1) if moves.size else np.zeros(0, bool)
+    if not read.any():
+        return
+    updates, moves = t.updates[read], moves[read] > 0
+    last = len(moves) - 1 - moves[::-1].argmax(axis=0)  # the last update in which a layer moves
+    always = [moves[: at + 1, layer].all() for layer, at in enumerate(last)]
+    stopped = np.flatnonzero((last >= ENOUGH) & (last < len(moves) - STILL) & always & (np.array(t.layers) != NORMS))
+    if len(stopped) and (last == len(moves) - 1).any():
+        first = int(stopped[last[stopped].argmin()])
+        name, since = t.layers[first], int(updates[last[first] + 1])
+        others = f" and of {len(stopped) - 1} more layers" if len(stopped) > 1 else ""
+        yield Cause(
+            "still", name, since,
+            f"since update {since} the weights of {name}{others} do not move at all, and those of the others do",
+            f"look at what freezes {name} (requires_grad, a parameter group, a gradient that is cut off); weights of "
+            f"16 bits do not move by steps that are too small for them",
+        )  # fmt: skip
 
 
 def _rate(t: Timeline) -> Iterator[Cause]:
@@ -238,5 +266,5 @@ def trend(t: Timeline, causes: Sequence[Cause]) -> Iterator[Cause]:
 
 
 SLOW: tuple[Callable[[Timeline], Iterator[Cause]], ...] = (
-    _norm, _not_finite, _collapse, _logits, _starving, _fading, _growing, _rate,
+    _norm, _not_finite, _collapse, _logits, _starving, _fading, _growing, _still, _rate,
 )  # fmt: skip

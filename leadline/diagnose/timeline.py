@@ -56,6 +56,10 @@ class Timeline:
         before, after = values[max(0, at - BEFORE) : at], values[at : at + until]
         return np.log(np.nanmedian(after, axis=0)) - np.log(np.nanmedian(before, axis=0))
 
+    def jumps(self) -> np.ndarray:
+        """Of each update: log of its loss, over the median before it."""
+        return np.array([self.change(self.series["loss"], at) if at else 0.0 for at in range(len(self.rows))])
+
     def far(self, at: int, keys: Sequence[str]) -> bool:
         return any(self.distance[key][at] > FAR for key in keys)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline import pulse
-from leadline.alarm import Seer
+from leadline.alarm import FAR, Seer
 from leadline.diagnose.attached import Attached
 from leadline.diagnose.stream import Reader, connections_of, token_norm
 from leadline.errors import UserError
@@ -34,6 +34,7 @@ from leadline.rates import token_diversity
 
 REMEMBERED = 20  # looks that "usual" is the median of
 ENOUGH = 5  # looks before the first alarm
+NORMAL = 0.67  # spreads from the median that half of all values lie within
 
 QUANTITIES = {
     "grad": "norm of the gradient, before clipping",
@@ -56,7 +57,7 @@ class Watch:
     out         the folder to write; `leadline report` and `leadline explain` read it
     every       updates between looks into the model; norms by layer are kept of every update
     update      updates that were done before: a training that goes on in the same folder says so
-    alarm       times its usual size at which a layer's update is told of
+    alarm       times its usual size at which a layer's update is told of, if it is beyond its usual spread as well
     """
 
     def __init__(
@@ -200,7 +201,9 @@ class Watch:
             usual = self.usual[name]
             middle = statistics.median(usual) if len(usual) >= ENOUGH else 0.0
             if middle and value > self.alarm * middle:  # a layer that stood still has no usual size
-                excess[name] = value / middle
+                apart = statistics.median(abs(math.log(max(v, 1e-30) / middle)) for v in usual)
+                if math.log(value / middle) > FAR * apart / NORMAL:
+                    excess[name] = value / middle
             usual.append(value)
         new = {name: times for name, times in excess.items() if name not in self.alarmed}
         self.alarmed = set(excess)

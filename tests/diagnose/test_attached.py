@@ -345,7 +345,10 @@ def test_in_a_trainer_with_the_hooks_of_lightning(tmp_path: Path, monkeypatch: p
     callback = callbacks.lightning(tmp_path / "run", every=2)
     torch.manual_seed(0)
     model = Model()
-    trainer = SimpleNamespace(optimizers=[torch.optim.Adam(model.parameters())], global_step=0)
+    model.automatic_optimization = True
+    trainer = SimpleNamespace(
+        optimizers=[torch.optim.Adam(model.parameters())], global_step=0, accumulate_grad_batches=2, model=model
+    )
     callback.on_train_start(trainer, model)
     for i, x in zip(range(8), batches(), strict=False):  # two batches an update
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
@@ -360,3 +363,116 @@ def test_in_a_trainer_with_the_hooks_of_lightning(tmp_path: Path, monkeypatch: p
     trainer.optimizers *= 2
     with pytest.raises(UserError, match="has 2"):
         callbacks.lightning(tmp_path / "other").on_train_start(trainer, model)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("calls_itself", [True, False])
+def test_in_the_trainer_of_lightning(calls_itself: bool, tmp_path: Path) -> None:
+    """Its optimizer's step has the forward and the backward pass in it, and it divides the loss of each batch."""
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.said = Model(), list[float]()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+        def training_step(self, x: Tensor, index: int) -> Tensor:
+            loss = nn.functional.cross_entropy((self if calls_itself else self.net)(x).flatten(0, 1), x.flatten())
+            self.log("train", loss)
+            self.said.append(float(loss))
+            return loss
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self.norms = [*getattr(self, "norms", []), float(_norm_of(self))]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 1e-3)
+
+    def trained(given: list[Any]) -> tuple[Any, list[Tensor]]:
+        torch.manual_seed(0)
+        module = Module()
+        rows = [x for _, x in zip(range(12), batches(), strict=False)]
+        trainer = lightning.Trainer(
+            max_steps=6, accumulate_grad_batches=2, accelerator="cpu", devices=1, logger=False, callbacks=given,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=None))
+        moments = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
+        return module, [*module.state_dict().values(), *moments, torch.rand(3), trainer.callback_metrics["train"]]
+
+    out = tmp_path / "run"
+    (_, alone), (module, watched) = trained([]), trained([callbacks.lightning(out, every=2)])
+    assert same(alone, watched)
+    rows, looks = flight.read(out), history.read(out).rows
+    means = [(a + b) / 2 for a, b in zip(module.said[::2], module.said[1::2], strict=True)]
+    assert [row["loss"] for row in rows] == pytest.approx(means, rel=1e-5)
+    assert [row["grad_norm"] for row in rows] == pytest.approx(module.norms, rel=1e-4)
+    assert [look["update"] for look in looks] == [2, 4, 6]
+    assert all(f"watch/hidden/{layer}" in look for look in looks for layer in LAYERS)
+    assert "Diversity by layer" in {section.title for section in reports.sections_of([out])}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_calls_a_training_step_once_where_data_parallel_calls_it(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.more, self.calls = Model(), nn.Linear(WORDS, WORDS), 0
+
+        def training_step(self, x: Tensor, index: int) -> Tensor:
+            self.calls += 1
+            return nn.functional.cross_entropy(self.more(self.net(x)).flatten(0, 1), x.flatten())
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 1e-3)
+
+    module = Module()
+    rows = [x for _, x in zip(range(4), batches(), strict=False)]
+    lightning.Trainer(
+        max_steps=4, strategy="ddp", accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[callbacks.lightning(tmp_path / "run", every=2)],
+    ).fit(module, torch.utils.data.DataLoader(rows, batch_size=None))  # fmt: skip
+    torch.distributed.destroy_process_group()
+    assert module.calls == 4
+    assert [len(row["pulse"]) for row in flight.read(tmp_path / "run")] == [4] * 4
+
+
+def _norm_of(module: nn.Module) -> Tensor:
+    return torch.stack([p.grad.norm() for p in module.parameters() if p.grad is not None]).norm()
+
+
+def test_a_step_that_calls_the_model_itself(tmp_path: Path) -> None:
+    """optimizer.step(closure): the same numbers as of a loop that has the passes before the step."""
+
+    def rows(inside: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model, out = Model(), tmp_path / str(inside)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-1)
+        with leadline.Watch(model, optimizer, out, every=2) as watch:
+            for _, x in zip(range(4), batches(), strict=False):
+
+                def passes(x: Tensor = x) -> Tensor:
+                    optimizer.zero_grad()
+                    loss = nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
+                    loss.backward()
+                    return loss
+
+                if inside:
+                    watch.step(optimizer.step(passes))
+                else:
+                    loss = passes()
+                    optimizer.step()
+                    watch.step(loss)
+        return flight.read(out)
+
+    seen = rows(True)
+    assert seen == rows(False)
+    assert all("pulse" in row for row in seen)

@@ -176,6 +176,77 @@ def test_what_only_looks_show(kind: str, values: dict[str, float]) -> None:
     assert "healthy" in str(looked)
 
 
+def test_what_the_model_learns_in_ten_updates_is_not_one_bad_batch() -> None:
+    """Padding whose labels count, say: the loss of the batches after it is high as well."""
+    measured = rows()
+    for row in measured:
+        row["loss"] *= 1 + 1.3 * math.exp((AT - row["update"]) / 4) * (row["update"] >= AT)
+    (cause,) = explain(measured).causes
+    assert (cause.kind, cause.update) == ("data", AT)
+
+
+def test_batches_that_are_bad_again_and_again_are_of_the_data() -> None:
+    measured = rows()
+    for row in measured:
+        row["loss"] *= 2 if row["update"] in (AT, 90) else 1
+    assert explain(measured).causes[0].kind == "bad_batch"
+    for row in measured:
+        row["loss"] *= 1.8 if row["update"] in (52, 71, 80) else 1
+    assert not explain(measured).causes
+
+
+def test_at_another_rate_steps_of_another_size_are_no_fault_of_the_optimizer() -> None:
+    """The rate of one parameter group alone: that of the row is the highest."""
+    measured = rows()
+    for row in measured:
+        if row["update"] >= AT:
+            row["lr"] *= 30
+            row["pulse"][1][5] *= 30
+    assert [cause.kind for cause in explain(measured).causes] == ["rate"]
+
+
+def test_a_rate_that_restarts_is_no_fault() -> None:
+    measured, seer = rows(), Seer()
+    for row in measured:
+        times = 0.55 + 0.45 * math.cos(math.pi * (max(0, row["update"] - 20) % 30) / 30)
+        row["lr"] *= times
+        scale(row, 1, times)
+    assert not explain(measured).causes
+    assert not any(seer.see(row) for row in measured)
+    for row in measured:
+        if row["update"] > 80:  # and with it the loss
+            row["loss"] *= 3
+    cause = explain(measured).causes[0]
+    assert (cause.kind, cause.update) == ("rate", 80)
+
+
+def test_where_numbers_are_not_finite_and_nothing_of_what_comes_after() -> None:
+    measured = rows()
+    for row in measured:
+        if row["update"] == AT:
+            row["pulse"][0][1], row["grad_norm"] = None, None
+        if row["update"] > AT:
+            row["loss"], row["pulse"] = None, [[None] * len(LAYERS)] * 4
+    (cause,) = explain(measured).causes
+    assert (cause.kind, cause.where, cause.update) == ("not_finite", "a.mlp", AT)
+    assert cause.message == f"at update {AT} the gradient of a.mlp is not finite"
+
+
+@pytest.mark.parametrize("layers", [[2], [2, 3, 4]])
+def test_weights_that_have_stopped(layers: list[int]) -> None:
+    measured = rows()
+    for row in measured:
+        if row["update"] >= AT:
+            for layer in layers:
+                row["pulse"][1][layer] = 0.0
+    cause = next(cause for cause in explain(measured).causes if cause.kind == "still")
+    assert (cause.where, cause.update) == ("b.attn", AT)
+    assert ("and of 2 more layers" in cause.message) == (len(layers) > 1)
+    for row in measured:  # it never moved: the model was fine-tuned so
+        row["pulse"][1][2] = 0.0
+    assert all(cause.where != "b.attn" for cause in explain(measured).causes)
+
+
 # What comes slowly
 
 

@@ -318,6 +318,14 @@ def test_growth_below_the_threshold_is_no_alarm() -> None:
     assert "3.1 times" in hand.move(0.31)
 
 
+def test_what_noise_does_is_no_alarm() -> None:
+    hand = Hand()
+    for i in range(12):
+        assert hand.move(0.1 * 1.6 ** (i % 3 - 1)) == ""
+    assert hand.move(0.4) == ""
+    assert hand.move(20.0)
+
+
 def test_a_changing_rate_is_no_alarm() -> None:
     """Warm-up from 1e-6 to 1e-3, then a decay; the updates go with the rate."""
     hand = Hand()
