@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bench import exports_alone
 from bench.measure import Row, Setting
@@ -33,6 +32,7 @@ from leadline.errors import UserError
 from leadline.exchange.export import export
 from leadline.kernels.pack import pack_one
 from leadline.model import Transformer
+from leadline.model.decode import Stepper
 from leadline.tasks.translator import marks
 from leadline.training.trained import Trained, load
 
@@ -158,13 +158,15 @@ def cause(exact: Transformer, trained: Trained, tool: str, source: Tokens, ours:
 
 @torch.inference_mode()
 def search(model: Transformer, trained: Trained, source: Tokens, tool: str, seed: int = 0) -> Tokens:
-    """Beam search as it reads, in float64 and anew at each step, that ends as this tool's; `seed`: with rounding."""
-    decode, longest, first = trained.config.decode, model.config.max_length, start(trained)
+    """Beam search as it reads, in float64, that ends as this tool's; `seed`: with rounding."""
+    decode, longest = trained.config.decode, model.config.max_length
     beam, generator = decode.beam, torch.Generator().manual_seed(seed)
-    running: list[tuple[float, Tokens]] = [(0.0, [])]
+    step = Stepper(model, pack_one([np.array([*source, EOS])]), beam, longest)
+    last, running = [start(trained)], [(0.0, list[int]())]
     finished: list[tuple[float, Tokens]] = []
     for length in range(1, longest + 1):
-        log_p = next_tokens(model, source, [[first, *tokens] for _, tokens in running])
+        spare = beam - len(running)  # places in the cache that nothing goes on from
+        log_p = step(torch.tensor(last + last[:1] * spare))[: len(running)].log_softmax(-1)
         if seed:
             log_p += ROUNDING * torch.randn(log_p.shape, generator=generator, dtype=log_p.dtype)
         if length == longest:
@@ -173,25 +175,21 @@ def search(model: Transformer, trained: Trained, source: Tokens, tool: str, seed
         total = log_p + torch.tensor([score for score, _ in running], dtype=log_p.dtype)[:, None]
         best = total.flatten().topk(2 * beam)
         rows = [
-            (score, [*running[place // log_p.shape[1]][1], place % log_p.shape[1]])
+            (score, place // log_p.shape[1], [*running[place // log_p.shape[1]][1], place % log_p.shape[1]])
             for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)
             if score > float("-inf")
         ]
         cut = tool == "CTranslate2" and length == longest - 1  # whatever is there is taken as it is
-        ended = [(score, tokens) for score, tokens in rows[:beam] if tokens[-1] == EOS or cut]
+        ended = [(score, tokens) for score, _, tokens in rows[:beam] if tokens[-1] == EOS or cut]
         finished += [(score / length**decode.length_penalty, tokens) for score, tokens in ended]
-        running = [] if cut else [(score, tokens) for score, tokens in rows if tokens[-1] != EOS][:beam]
-        if len(finished) >= beam or not running:
+        rows = [] if cut else [row for row in rows if row[2][-1] != EOS][:beam]
+        if len(finished) >= beam or not rows:
             break
+        running, parents = [(score, tokens) for score, _, tokens in rows], [parent for _, parent, _ in rows]
+        last = [tokens[-1] for _, tokens in running]
+        step.reorder(torch.tensor([parents + [0] * (beam - len(parents))]))
     tokens = max(finished)[1]
     return tokens[:-1] if tokens[-1] == EOS else tokens
-
-
-def next_tokens(model: Transformer, source: Tokens, targets: list[Tokens]) -> Tensor:
-    """log p of what follows each of the targets, which are equally long."""
-    sources, length = [np.array([*source, EOS])] * len(targets), len(targets[0])
-    hidden = model(pack_one(sources), pack_one([*map(np.array, targets)]))
-    return model.logits(hidden[length - 1 :: length][: len(targets)]).log_softmax(-1)
 
 
 TOOLS: dict[str, tuple[str, Callable[[Trained, Path, list[str]], list[Tokens]]]] = {
