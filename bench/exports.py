@@ -72,7 +72,8 @@ def run(size: object, setting: Setting, peak: float, arguments: argparse.Namespa
                 for i in range(len(lines))
                 if theirs[i] != ours[i]
             }
-            row: Row = {"contestant": f"{tool} ({title})", "sentences": len(lines), "too_long": skipped}
+            into = f", into {trained.config.data.target_lang}" if trained.tokenizer.config.directions else ""
+            row: Row = {"contestant": f"{tool} ({title}){into}", "sentences": len(lines), "too_long": skipped}
             row |= {"same": len(lines) - len(causes), "same_unlimited": sum(map(list.__eq__, without, theirs))}
             row |= {f"by_{kind}": sum(each == kind for each in causes.values()) for kind in CAUSES}
             rows.append(row | {"differences": causes})
