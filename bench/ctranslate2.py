@@ -178,6 +178,7 @@ def _by_card(
     translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
+    tokenizer.enable_truncation(trained.model.config.max_length)  # CTranslate2 raises at what is longer
     number: Any = tokenizer.token_to_id
 
     def run() -> None:

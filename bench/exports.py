@@ -1,14 +1,17 @@
-"""Do exported translators write what ours does? Sentence by sentence, in fp32, and for each that differs why.
+"""Do exported models write what ours does? Sentence by sentence, in fp32, and for each that differs why.
 
-The run is exported to transformers and to CTranslate2, and both translate as their model cards say. A difference has
-one of these causes, each shown by doing it again:
+A translator is exported to transformers and to CTranslate2, and both translate as their model cards say. A difference
+has one of these causes, each shown by doing it again:
 
     limit        `leadline translate` ends a translation at decode.max_ratio times its source; without, it is the same
     end          at model.max_length tokens ours scores </s>, transformers forces it for free, CTranslate2 leaves it out
     tie          ours, in float64 and with noise of 1e-5 on each log p, as rounding in fp32, writes the same
     unexplained  none of these
 
+Of many languages the second of --languages is written. Language models and encoders: see bench/exports_alone.py.
+
     python -m bench exports --run runs/ted --text test.de [--sentences 250]
+    python -m bench exports --run runs/many --text test.de --languages de fr
 """
 
 from __future__ import annotations
@@ -21,14 +24,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from bench import exports_alone
 from bench.measure import Row, Setting
 from leadline.data.tokenizer import BOS, EOS
 from leadline.errors import UserError
 from leadline.exchange.export import export
 from leadline.kernels.pack import pack_one
 from leadline.model import Transformer
+from leadline.model.decode import Stepper
+from leadline.tasks.translator import marks
 from leadline.training.trained import Trained, load
 
 __all__ = ["SIZES", "run"]
@@ -43,15 +48,18 @@ Tokens = list[int]
 
 def run(size: object, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:
     if not arguments.run:
-        raise UserError("exports needs --run FOLDER, a trained translator")
-    trained = load(arguments.run, device="cpu")
+        raise UserError("exports needs --run FOLDER, a trained model")
+    trained, count = load(arguments.run, device="cpu"), arguments.sentences or SENTENCES
+    if trained.model.config.architecture != "encoder-decoder":
+        return exports_alone.run(arguments.run, trained, arguments.text, count)
     if trained.tokenizer.config.directions:
-        raise UserError("exports compares translators of one direction")
-    lines, sources, skipped = fitting(trained, arguments.text, arguments.sentences or SENTENCES)
-    ours = trained.translator()._search(sources, lambda done: None)
+        trained = trained.into(arguments.languages[1])
+    lines, sources, skipped = fitting(trained, arguments.text, count)
+    starts = [start(trained)] * len(sources)
+    ours = trained.translator()._search(sources, lambda done: None, starts)
     unlimited = trained.config.set(decode={"max_ratio": 1000.0})
     lifted = Trained(unlimited, trained.model, trained.tokenizer, trained.checkpoint).translator()
-    without = lifted._search(sources, lambda done: None)
+    without = lifted._search(sources, lambda done: None, starts)
     exact = copy.deepcopy(trained.model).double()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +72,8 @@ def run(size: object, setting: Setting, peak: float, arguments: argparse.Namespa
                 for i in range(len(lines))
                 if theirs[i] != ours[i]
             }
-            row: Row = {"contestant": f"{tool} ({title})", "sentences": len(lines), "too_long": skipped}
+            into = f", into {trained.config.data.target_lang}" if trained.tokenizer.config.directions else ""
+            row: Row = {"contestant": f"{tool} ({title}){into}", "sentences": len(lines), "too_long": skipped}
             row |= {"same": len(lines) - len(causes), "same_unlimited": sum(map(list.__eq__, without, theirs))}
             row |= {f"by_{kind}": sum(each == kind for each in causes.values()) for kind in CAUSES}
             rows.append(row | {"differences": causes})
@@ -72,10 +81,21 @@ def run(size: object, setting: Setting, peak: float, arguments: argparse.Namespa
     return rows
 
 
+def before(trained: Trained) -> list[int]:
+    """What stands before a source: of many languages it may be the tag of the one to write."""
+    return marks(trained.tokenizer, trained.config.data, trained.config.data.target_lang)[0]
+
+
+def start(trained: Trained) -> int:
+    """What a target begins with."""
+    return marks(trained.tokenizer, trained.config.data, trained.config.data.target_lang)[1]
+
+
 def fitting(trained: Trained, text: Path, count: int) -> tuple[list[str], list[Tokens], int]:
     """The first lines that the model takes whole, their tokens, and how many were too long among them."""
     read = [line for line in text.read_text(encoding="utf-8").splitlines() if line.strip()]
-    encoded = trained.tokenizer.encode(read, trained.tokenizer.config.source_lang)
+    tagged = before(trained)
+    encoded = [tagged + own for own in trained.tokenizer.encode(read, trained.tokenizer.config.source_lang)]
     pairs = list(zip(read, encoded, strict=True))
     fits = [i for i, (_, tokens) in enumerate(pairs) if len(tokens) < trained.model.config.max_length][:count]
     return [pairs[i][0] for i in fits], [pairs[i][1] for i in fits], fits[-1] + 1 - len(fits)
@@ -84,6 +104,8 @@ def fitting(trained: Trained, text: Path, count: int) -> tuple[list[str], list[T
 def by_transformers(trained: Trained, folder: Path, lines: list[str]) -> list[Tokens]:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+    lines = [*map(asking(trained), lines)]
+    first = {"decoder_start_token_id": start(trained)} if start(trained) != BOS else {}
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
     order = sorted(range(len(lines)), key=lambda i: len(tokenizer(lines[i])["input_ids"]))
@@ -92,9 +114,15 @@ def by_transformers(trained: Trained, folder: Path, lines: list[str]) -> list[To
         chosen = order[begin : begin + BATCH]
         batch = tokenizer([lines[i] for i in chosen], return_tensors="pt", padding=True)
         with torch.inference_mode():
-            rows = model.generate(**batch)[:, 1:].tolist()
+            rows = model.generate(**batch, **first)[:, 1:].tolist()
         written |= dict(zip(chosen, (row[: row.index(EOS)] if EOS in row else row for row in rows), strict=True))
     return [written[i] for i in range(len(lines))]
+
+
+def asking(trained: Trained) -> Callable[[str], str]:
+    """A text with the tag that asks for the language, where that is text."""
+    tagged = "".join(f"{trained.tokenizer.piece(number)} " for number in before(trained))
+    return lambda line: tagged + line
 
 
 def by_ctranslate2(trained: Trained, folder: Path, lines: list[str]) -> list[Tokens]:
@@ -104,9 +132,11 @@ def by_ctranslate2(trained: Trained, folder: Path, lines: list[str]) -> list[Tok
     decode = trained.config.decode
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.encode_special_tokens = True
+    tokenizer.encode_special_tokens = not before(trained)
+    first = [] if start(trained) == BOS else [trained.tokenizer.piece(start(trained))]
     results = translator.translate_batch(
-        [encoding.tokens for encoding in tokenizer.encode_batch(lines)],
+        [encoding.tokens for encoding in tokenizer.encode_batch([*map(asking(trained), lines)])],
+        target_prefix=[first] * len(lines) if first else None,
         beam_size=decode.beam,
         length_penalty=decode.length_penalty,
         min_decoding_length=0,
@@ -129,13 +159,15 @@ def cause(exact: Transformer, trained: Trained, tool: str, source: Tokens, ours:
 
 @torch.inference_mode()
 def search(model: Transformer, trained: Trained, source: Tokens, tool: str, seed: int = 0) -> Tokens:
-    """Beam search as it reads, in float64 and anew at each step, that ends as this tool's; `seed`: with rounding."""
+    """Beam search as it reads, in float64, that ends as this tool's; `seed`: with rounding."""
     decode, longest = trained.config.decode, model.config.max_length
     beam, generator = decode.beam, torch.Generator().manual_seed(seed)
-    running: list[tuple[float, Tokens]] = [(0.0, [])]
+    step = Stepper(model, pack_one([np.array([*source, EOS])]), beam, longest)
+    last, running = [start(trained)], [(0.0, list[int]())]
     finished: list[tuple[float, Tokens]] = []
     for length in range(1, longest + 1):
-        log_p = next_tokens(model, source, [tokens for _, tokens in running])
+        spare = beam - len(running)  # places in the cache that nothing goes on from
+        log_p = step(torch.tensor(last + last[:1] * spare))[: len(running)].log_softmax(-1)
         if seed:
             log_p += ROUNDING * torch.randn(log_p.shape, generator=generator, dtype=log_p.dtype)
         if length == longest:
@@ -144,25 +176,21 @@ def search(model: Transformer, trained: Trained, source: Tokens, tool: str, seed
         total = log_p + torch.tensor([score for score, _ in running], dtype=log_p.dtype)[:, None]
         best = total.flatten().topk(2 * beam)
         rows = [
-            (score, [*running[place // log_p.shape[1]][1], place % log_p.shape[1]])
+            (score, place // log_p.shape[1], [*running[place // log_p.shape[1]][1], place % log_p.shape[1]])
             for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)
             if score > float("-inf")
         ]
         cut = tool == "CTranslate2" and length == longest - 1  # whatever is there is taken as it is
-        ended = [(score, tokens) for score, tokens in rows[:beam] if tokens[-1] == EOS or cut]
+        ended = [(score, tokens) for score, _, tokens in rows[:beam] if tokens[-1] == EOS or cut]
         finished += [(score / length**decode.length_penalty, tokens) for score, tokens in ended]
-        running = [] if cut else [(score, tokens) for score, tokens in rows if tokens[-1] != EOS][:beam]
-        if len(finished) >= beam or not running:
+        rows = [] if cut else [row for row in rows if row[2][-1] != EOS][:beam]
+        if len(finished) >= beam or not rows:
             break
+        running, parents = [(score, tokens) for score, _, tokens in rows], [parent for _, parent, _ in rows]
+        last = [tokens[-1] for _, tokens in running]
+        step.reorder(torch.tensor([parents + [0] * (beam - len(parents))]))
     tokens = max(finished)[1]
     return tokens[:-1] if tokens[-1] == EOS else tokens
-
-
-def next_tokens(model: Transformer, source: Tokens, targets: list[Tokens]) -> Tensor:
-    """log p of what follows each of the targets, which are equally long."""
-    sources, length = [np.array([*source, EOS])] * len(targets), len(targets[0]) + 1
-    hidden = model(pack_one(sources), pack_one([np.array([BOS, *target]) for target in targets]))
-    return model.logits(hidden[length - 1 :: length][: len(targets)]).log_softmax(-1)
 
 
 TOOLS: dict[str, tuple[str, Callable[[Trained, Path, list[str]], list[Tokens]]]] = {

@@ -1,6 +1,6 @@
-"""The table that opens performance.md: what was measured of each goal, from the newest JSON of its kind.
+"""The tables of performance.md: what was measured of each goal, from the newest JSON of its kind, and of each export.
 
-python -m docs.make_speed writes it into docs/performance.md, between its marks, and the list of all results at its end.
+python -m docs.make_speed writes them into docs/performance.md, between their marks, and the list of all results.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bench.report import title
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "bench" / "results"
 TABLE = ("<!-- goals: made by docs/make_speed.py -->", "<!-- end of goals -->")
+EXPORTS = ("<!-- exports: made by docs/make_speed.py -->", "<!-- end of exports -->")
 LIST = ("<!-- results: made by docs/make_speed.py -->", "<!-- end of results -->")
 GPU, CPU = "cuda-bf16", "cpu-fp32"
 UNITS = {
@@ -87,8 +88,11 @@ GOALS = [
     Goal("`lm_small`, 128 tokens for 8 prompts", "generate-lm-small", CPU, ratio=1),
     Goal("training of `lm_small` beside its step alone", "loop-lm-small", CPU, ratio=0.95),
     Goal("number words from text to a translator", "command-numerals", CPU, ratio=1, nll=0.02, peers="our batches"),
-    Goal("preparing data", "prepare-text", CPU, ratio=0.9),
+    Goal("preparing data, beside `tokenizers` alone", "prepare-text", CPU, ratio=0.9, peers="^tokenizers"),
+    Goal("… beside sentencepiece alone", "prepare-text", CPU, peers="sentencepiece"),
     Goal("translation, beam 5, beside CTranslate2", "ctranslate2-iwslt14", CPU, ratio=1),
+    Goal("1,000 TED sentences, 3-3 d 128, beam 5, beside its fp32", "ctranslate2-ted_small", CPU, peers="float32"),
+    Goal("… beside its int8", "ctranslate2-ted_small", CPU, peers="int8"),
     Goal("first update, the demo's size, warm cache", "start-numerals", CPU, ours="warm"),
 ]
 
@@ -139,6 +143,22 @@ def table() -> str:
     return "\n".join([head, "|---|---|---:|---|---:|---:|---|---|", *map(line, GOALS)])
 
 
+def exports() -> str:
+    """Every export whose hypotheses, continuations or outputs were compared with the run's: the newest of each run."""
+    newest_of = {path.name[11:]: path for path in sorted(RESULTS.glob("*-exports-*.json"))}  # without its date
+    head = "| run | in | texts | the same | by our limit | by the end | by a tie | unexplained | apart at most |"
+    lines = [head, "|---|---|---:|---:|---:|---:|---:|---:|---|"]
+    for path in newest_of.values():
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        for row in facts["rows"]:
+            counts = [row.get(key, "") for key in ("same", "by_limit", "by_end", "by_tie", "by_unexplained")]
+            apart = f"{row['apart']:.1e} of {row['largest_number']:.1f}" if "apart" in row else ""
+            run = f"[{facts['size']['name']}](../bench/results/{path.name})"
+            cells = [run, row["contestant"], row["sentences"], *counts, apart]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def everything() -> str:
     lines = []
     for path in sorted(RESULTS.glob("*.json")):
@@ -149,9 +169,9 @@ def everything() -> str:
 
 
 def page() -> str:
-    """performance.md with both as they should be."""
+    """performance.md with all of them as they should be."""
     text = (DOCS / "performance.md").read_text(encoding="utf-8")
-    for (begin, end), made in ((TABLE, table()), (LIST, everything())):
+    for (begin, end), made in ((TABLE, table()), (EXPORTS, exports()), (LIST, everything())):
         before, _, rest = text.partition(begin)
         text = f"{before}{begin}\n\n{made}\n\n{end}{rest.partition(end)[2]}"
     return text

@@ -122,7 +122,7 @@ def _training(run: Path, trained: Trained) -> str:
     told = TOLD | ({"decode": SEARCH} if config.model.architecture == "encoder-decoder" else {})
     lines = [f"| `{section}.{key}` | {_plain(getattr(getattr(config, section), key))} |"
              for section, keys in told.items() for key in keys]  # fmt: skip
-    begun = f"Checkpoint {trained.checkpoint} of the run{commit}. All keys are in its config.toml; the main ones:"
+    begun = f"Checkpoint {trained.checkpoint} of the run{commit}. All keys are in the run's config.toml; the main ones:"
     return "\n".join([begun, "", "| key | value |", "|---|---|", *lines])
 
 

@@ -149,7 +149,11 @@ def taken(theirs: dict[str, Tensor], name: str, title: str, used: set[str]) -> T
 
 
 def save_weights(theirs: dict[str, Tensor], out: Path) -> None:
-    save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
+    path = out / "model.safetensors"
+    path.touch()
+    mode = path.stat().st_mode  # as any other file has it: safetensors writes one that nobody else may read
+    save_file(theirs, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def cut_vocabulary(theirs: dict[str, Tensor], words: str, others: Iterable[str], size: int, folder: Path) -> list[str]:

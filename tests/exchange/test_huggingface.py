@@ -85,6 +85,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     {}, {"classes": 2}, {"placement": "deepnorm"}, {"placement": "admin_constant"}, {"placement": "admin"},
     {"placement": "ds_init", "embeddings": "separate"}, {"positions": "sinusoidal", "norm_eps": 1e-12},
     {"placement": "pre_ln"}, {"placement": "pre_ln", "embeddings": "separate"},
+    {"embed_scale": False}, {"placement": "pre_ln", "embed_scale": False},
 ], ids=str)  # fmt: skip
 def test_an_exported_run_gives_the_same_scores(changes: dict, tokenizer: Tokenizer, tmp_path: Path) -> None:
     run = run_of(tokenizer, **{"placement": "post_ln"} | changes)
@@ -104,6 +105,9 @@ def test_an_exported_run_gives_the_same_scores(changes: dict, tokenizer: Tokeniz
     huggingface.load(tmp_path / "out", tmp_path / "run")
     back = load(tmp_path / "run", device="cpu")
     close(ours(back.model, tokens, segments)[: len(tokens)], hidden[: len(tokens)])
+    if not run.model.config.embed_scale:
+        assert all(torch.equal(before[name], p) for name, p in back.model.named_parameters())
+        assert before.keys() == dict(back.model.named_parameters()).keys()
     huggingface.save(back, tmp_path / "again")
     files = [load_file(tmp_path / folder / "model.safetensors") for folder in ("out", "again")]
     assert files[0].keys() == files[1].keys()

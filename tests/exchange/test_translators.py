@@ -246,6 +246,15 @@ def test_a_run_that_ended_before_a_loss_was_logged_is_not_said_to_be_imported(me
     assert "It ended before a loss was logged." in card
 
 
+@pytest.mark.parametrize("to", formats.TARGETS)
+def test_all_files_of_a_folder_may_be_read_by_the_same_people(to: str, tmp_path: Path) -> None:
+    if to == "ctranslate2":
+        pytest.importorskip("ctranslate2")
+    export(tmp_path / "none", run_of(placement="post_ln"), tmp_path / "out", to)
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert len({*modes.values()}) == 1, modes
+
+
 def test_what_a_config_says_is_text_in_the_card(tmp_path: Path) -> None:
     evil = 'de"); print("ran"); ("\n- [x](x) <b>`|'
     trained = run_of(tokenizer_of(text="moses"))
