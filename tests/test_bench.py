@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +16,7 @@ import pytest
 import torch
 
 from bench import __main__ as command
-from bench import batches, bert, depth, flops, golden, report, start
+from bench import batches, bert, depth, flops, goals, golden, report, start
 from bench.command import Watched
 from bench.measure import Setting, Work, compete
 from bench.workload import PAD, SIZES, make_pool, padded_batches
@@ -309,9 +313,45 @@ def test_the_table_of_goals_is_what_was_measured(monkeypatch: pytest.MonkeyPatch
     assert make_speed.page() == (make_speed.DOCS / "performance.md").read_text(encoding="utf-8")
     peer = {"contestant": "peer", "seconds": [1.2]}
     ours = {"ms_a_step": 50.0, "share_of_peak": 0.5, "seconds": [1.0]}
-    goal = make_speed.Goal("", "", ms=57, ratio=1.2, share=0.55)
+    goal = goals.Goal("", "", ms=57, ratio=1.2, share=0.55)
     assert goal.asked() == "≤ 57 ms, ≥ 1.2×, ≥ 55% of peak"
     assert goal.reached(ours, peer, 1.2) == "**no**"
     assert goal.reached(ours | {"share_of_peak": 0.56}, peer, 1.2) == "yes"
     assert goal.reached(ours | {"share_of_peak": 0.56}, None, 0.0) == "no peer finished"
     assert goal.reached(ours, None, 0.0) == "**no**"  # whatever a peer would take
+
+
+@pytest.mark.parametrize("on", [goals.GPU, goals.CPU])
+def test_goals_are_measured_by_the_commands_that_their_rows_read(on: str, tmp_path: Path) -> None:
+    given = goals.commands(on, {"pairs": tmp_path, "documents": tmp_path})
+    chosen = [goal for goal in goals.GOALS if goal.on == on]
+    dates = {goal.run: path.name[:10] if (path := goals.newest(goal)) else "" for goal in chosen}
+    order = []
+    for what, _, size, _, device, _, precision, *_ in given:
+        assert size in importlib.import_module(f"bench.{what}").SIZES
+        assert f"{device}-{precision}" == on
+        order.append((what == "command", dates.pop(f"{what}-{size}")))
+    assert order == sorted(order)
+    assert {goal.needs for goal in goals.GOALS if goal.run in dates} == {"run"}  # the others are all there
+    assert not any("--text" in words for words in goals.commands(on, {}))
+
+
+def test_what_measures_a_goal_is_stopped_with_all_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert goals.measure(["no-such"], 60) == "failed with exit code 2"
+    popen, started = subprocess.Popen, []
+
+    def begin(words: list[str], **given: object) -> subprocess.Popen:
+        started.append(popen(["/bin/sh", "-c", "sleep 60 & wait"], **given))
+        return started[-1]
+
+    monkeypatch.setattr(goals.subprocess, "Popen", begin)
+    assert goals.measure([], 0.2) == "stopped, no time is left"
+    assert any(not _alive(started[0].pid) or time.sleep(0.05) for _ in range(200))  # nor the process it waits for
+
+
+def _alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
