@@ -1,7 +1,8 @@
 """Every Triton kernel, compiled for GPUs that are not here: python tests/kernels/ahead.py 80 90 … [--cases NAME …]
 
 Triton compiles as it would before a launch, with the types and sizes of real work, and launches nothing. Prints a
-JSON: by compute capability and kernel, the most shared memory it takes, in bytes.
+JSON: by compute capability and kernel, the most shared memory it takes, in bytes, and how many instructions read or
+write global memory two bytes at a time.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -26,7 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver, jit
 
 from leadline import tasks
-from leadline.kernels.fused import search
+from leadline.kernels.fused import cross_entropy, heads, search
 from leadline.kernels.fused.attention import Heads, attention
 from leadline.kernels.fused.runtime import Runtime
 from leadline.kernels.pack import pack_one
@@ -71,6 +74,19 @@ def look_up(width: int = 128, beams: int = 5, dtype: torch.dtype = torch.bfloat1
     search.advance(state, torch.zeros(rows, 10_000, dtype=dtype))
 
 
+def like_llama() -> None:
+    """What meets sizes that are no multiple of 16: GPT-2's vocabulary, and the halves of heads that turn."""
+    runtime = Runtime(torch.bfloat16, torch.zeros(1, dtype=torch.int64))
+    read = cross_entropy.filled(torch.zeros(50257, 64, dtype=torch.bfloat16))
+    onto = cross_entropy.Projection(50257, SimpleNamespace(grad=torch.zeros(read.shape)), read)
+    hidden = torch.zeros(4, 64, dtype=torch.bfloat16, requires_grad=True)
+    cross_entropy.linear_cross_entropy(hidden, onto, torch.zeros(4, dtype=torch.int64), 0.1, 1, torch.ones(1), runtime)
+    parts = [heads.Part(0, 12, 64, turns=True), heads.Part(768, 12, 64, turns=False)]
+    qkv = torch.zeros(4, 1536, dtype=torch.bfloat16, requires_grad=True)
+    table, positions = torch.zeros(9, 64), torch.zeros(4, dtype=torch.int32)
+    heads.prepare(qkv + 0, parts, table, positions, runtime).sum().backward()
+
+
 def update(task: str, precision: str, **model: Any) -> None:
     """A whole update, with every kind of dropout."""
     drops = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1, "embed_norm": True}
@@ -90,6 +106,7 @@ CASES: dict[str, Callable[[], None]] = {
     "attention": lambda: attend((128,), torch.bfloat16),
     "attention, other heads": lambda: attend((32, 64, 80, 256), torch.bfloat16),
     "attention, fp32": lambda: attend((64, 128), torch.float32),
+    "like Llama": like_llama,
     "search": look_up,
     "search, fp32": lambda: look_up(dtype=torch.float32),
     "translation": lambda: update("translation", "bf16", **ONE),
@@ -101,15 +118,18 @@ CASES: dict[str, Callable[[], None]] = {
 }
 
 
-def shared_memory(capability: int, cases: Iterable[str]) -> dict[str, int]:
+def taken(capability: int, cases: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """By kernel: bytes of shared memory, and instructions of two bytes."""
     driver.set_active(Absent(capability))
-    taken: dict[str, int] = {}
+    most: dict[str, tuple[int, int]] = {}
     run = jit.JITFunction.run
 
     def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         made = run(kernel, *arguments, grid=grid, warmup=True, **options)
         name = f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
-        taken[name] = max(taken.get(name, 0), made.metadata.shared)
+        narrow = len(re.findall(r"(?:ld|st)\.global\S*\.b16 ", made.asm["ptx"]))
+        before = most.get(name, (0, 0))
+        most[name] = (max(before[0], made.metadata.shared), max(before[1], narrow))
         return made
 
     jit.JITFunction.run = compile_only  # type: ignore[method-assign, assignment]
@@ -119,7 +139,7 @@ def shared_memory(capability: int, cases: Iterable[str]) -> dict[str, int]:
             CASES[case]()
     finally:
         jit.JITFunction.run = run  # type: ignore[method-assign]
-    return taken
+    return most
 
 
 if __name__ == "__main__":
@@ -127,4 +147,4 @@ if __name__ == "__main__":
     parser.add_argument("capabilities", nargs="+", type=int)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     given = parser.parse_args()
-    print(json.dumps({each: shared_memory(each, given.cases) for each in given.capabilities}))
+    print(json.dumps({each: taken(each, given.cases) for each in given.capabilities}))

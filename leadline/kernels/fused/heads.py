@@ -34,6 +34,10 @@ class Part(NamedTuple):
     norm: Norm | None = None
 
     @property
+    def half(self) -> int:
+        return (self.width + 1) // 2
+
+    @property
     def columns(self) -> slice:
         return slice(self.begin, self.begin + self.heads * self.width)
 
@@ -54,11 +58,11 @@ def _normal(low, high, both_low, both_high, count, eps, CENTRES: tl.constexpr, W
 
 @triton.jit
 def _prepare(  # type: ignore[no-untyped-def]
-    x, out, weight, bias, table, positions, stride, heads, width, eps, NORM: tl.constexpr, CENTRES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, TURNS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr,
+    x, out, weight, bias, table, positions, stride, heads, width, half, eps, NORM: tl.constexpr,
+    CENTRES: tl.constexpr, HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, TURNS: tl.constexpr,
+    HEADS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    half = (width + 1) // 2
     head, column = tl.arange(0, HEADS), tl.arange(0, HALF)
     both_low = (head < heads)[:, None] & (column < half)[None, :]
     both_high = (head < heads)[:, None] & (column < width - half)[None, :]
@@ -86,11 +90,10 @@ def _prepare(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _prepare_backward(  # type: ignore[no-untyped-def]
-    x, dy, weight, table, positions, partials, rows, stride, dy_stride, heads, width, eps, count,
+    x, dy, weight, table, positions, partials, rows, stride, dy_stride, heads, width, half, eps, count,
     NORM: tl.constexpr, CENTRES: tl.constexpr, HAS_BIAS: tl.constexpr, WHOLE: tl.constexpr, TURNS: tl.constexpr,
     HEADS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    half = (width + 1) // 2
     head, column = tl.arange(0, HEADS), tl.arange(0, HALF)
     both_low = (head < heads)[:, None] & (column < half)[None, :]
     both_high = (head < heads)[:, None] & (column < width - half)[None, :]
@@ -161,7 +164,7 @@ class _Prepare(torch.autograd.Function):
             if part.norm is not None or part.turns:
                 _prepare[(len(x),)](
                     x[:, part.columns], out[:, part.columns], *_weights(part), table, positions, x.stride(0),
-                    part.heads, part.width, part.norm.eps if part.norm else 0.0, **_constants(part),
+                    part.heads, part.width, part.half, part.norm.eps if part.norm else 0.0, **_constants(part),
                 )  # fmt: skip
             elif normed:
                 out[:, part.columns] = x[:, part.columns]
@@ -183,7 +186,7 @@ class _Prepare(torch.autograd.Function):
             _prepare_backward[(programs,)](
                 None if x is None else x[:, part.columns], dy[:, part.columns], _weights(part)[0], table, positions,
                 partials, len(dy), 0 if x is None else x.stride(0), dy.stride(0), part.heads, part.width,
-                part.norm.eps if part.norm else 0.0, count, **_constants(part),
+                part.half, part.norm.eps if part.norm else 0.0, count, **_constants(part),
             )  # fmt: skip
             if part.norm is not None:
                 gradients = [weight.grad for weight in _weights(part) if weight is not None]
@@ -208,7 +211,7 @@ def _constants(part: Part) -> dict[str, Any]:
         "WHOLE": part.norm is not None and part.norm.weight.numel() > part.width,
         "TURNS": part.turns,
         "HEADS": triton.next_power_of_2(part.heads),
-        "HALF": triton.next_power_of_2((part.width + 1) // 2),
+        "HALF": triton.next_power_of_2(part.half),
         "num_warps": 4 if part.heads * part.width > 1024 else 2,
     }
 
