@@ -190,9 +190,11 @@ class OptimConfig:
             raise UserError(f"optim.lr must be a number above 0, not {self.lr}")
         if self.warmup != "auto" and self.warmup < 0:
             raise UserError(f"optim.warmup must be 0 or more, not {self.warmup}")
-        for name in ("clip", "weight_decay", "momentum", "eps", "decay_factor"):
+        for name in ("clip", "weight_decay", "momentum", "decay_factor"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"optim.{name} must be 0 or more, not {getattr(self, name)}")
+        if not 0 < self.eps < math.inf:
+            raise UserError(f"optim.eps must be above 0, or Adam divides 0 by 0, not {self.eps}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optim.betas must each be at least 0 and below 1, not {self.betas}")
         if self.hold < 1:

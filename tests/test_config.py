@@ -175,6 +175,7 @@ def test_an_unknown_schedule_lists_those_that_exist() -> None:
         "optim.clip=-1",
         "optim.clip=nan",
         "optim.eps=-1",
+        "optim.eps=0",
         "optim.betas=0.9,1",
         "optim.betas=-0.1,0.9",
         "train.updates=-1",

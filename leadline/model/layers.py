@@ -200,7 +200,7 @@ def swiglu(z: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
-# What model.activation may be; fused kernels know some of them, and raise at the others.
+# What model.activation may be; fused kernels raise at one that they do not know.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -91,6 +92,7 @@ def _read_state(folder: Path) -> tuple[State, dict[str, str]]:
         hashes = facts.pop("sha256")
         if hashes.pop("state") == hash_of(facts):
             state = State(**facts)
+            state.losses = [math.nan if loss is None else loss for loss in state.losses]  # JSON has no NaN
             if folder.name != f"{state.update:08d}":
                 raise ValueError(f"it is of update {state.update}: the folder was renamed or copied")
             configs = facts_of(folder.parent.parent).get("configs")  # not there: a run of an earlier version

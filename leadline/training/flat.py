@@ -135,32 +135,26 @@ class FlatAdam(torch.optim.Optimizer):
         t, (beta1, beta2) = int(self.count), self.config.betas
         return [lr, 1 / (1 - beta1**t), (1 - beta2**t) ** -0.5]
 
-    def update(self, control: Tensor, norm: Tensor) -> None:
+    def update(self, control: Tensor, norm: Tensor, launch: bool = True) -> None:
         """Writes the gradients' norm; of a shard it must be there already, because it is that of all.
 
         Can be captured: all that changes from update to update is in `control`.
         """
-        flat = self.flat
+        flat, config = self.flat, self.config
         for place, moments in zip(self.places, self.moments, strict=True):
             copy = None if flat.copy is None else flat.copy[place]
             decayed = min(max(0, flat.decayed - place.start), place.stop - place.start)
-            self._launch(decayed, flat.weights[place], flat.gradients[place], *moments, copy, control, norm)
-
-    def _launch(self, decayed: int, *tensors: Any) -> None:
-        config = self.config
-        adam(
-            *tensors, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay,
-            decoupled=config.name == "adamw", decayed=decayed, clip=config.clip, norm_is_known=self.shard is not None,
-        )  # fmt: skip
+            adam(
+                flat.weights[place], flat.gradients[place], *moments, copy, control, norm, betas=config.betas,
+                eps=config.eps, weight_decay=config.weight_decay, decoupled=config.name == "adamw", decayed=decayed,
+                clip=config.clip, norm_is_known=self.shard is not None, launch=launch,
+            )  # fmt: skip
 
     def compile(self) -> None:
-        """So that nothing is compiled while a graph is captured: the same kernel over no weights at all."""
-        flat = self.flat
-        nothing = flat.weights[:0]
-        copy = None if flat.copy is None else flat.copy[:0]
-        norm = torch.zeros(2, device=nothing.device)[1]  # aligned as the real one is
-        control = torch.zeros(3, device=nothing.device)
-        self._launch(flat.decayed, nothing, nothing, nothing, nothing, copy, control, norm)
+        """So that nothing is compiled while a graph is captured, the same kernel for numbers of the same size."""
+        device = self.flat.weights.device
+        norm = torch.zeros(2, device=device)[1]  # aligned as the real one is
+        self.update(torch.zeros(3, device=device), norm, launch=False)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         device = self.flat.weights.device

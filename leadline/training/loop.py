@@ -337,7 +337,7 @@ def _require_finite(setup: Setup, state: State, result: Result, writer: saving.W
 def _evaluate(setup: Setup, state: State, metrics: Metrics | Unwritten) -> None:
     """Validate, and log it."""
     scores = setup.task.evaluate(setup.model, "valid", setup.config.train.bleu_sentences, setup.world)
-    better = state.best_nll is None or scores["nll"] < state.best_nll
+    better = math.isfinite(scores["nll"]) and (state.best_nll is None or scores["nll"] < state.best_nll)
     state.stale = 0 if better else state.stale + 1
     if better:
         state.best_nll, state.best_update = scores["nll"], state.update

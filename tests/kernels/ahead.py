@@ -114,7 +114,7 @@ CASES: dict[str, Callable[[], None]] = {
     "translation, modern block": lambda: update("translation", "bf16", **ONE, **MODERN),
     "translation, fp32": lambda: update("translation", "fp32", **ONE),
     "masked_lm, pairs": lambda: update("masked_lm, pairs", "bf16", head="bert", activation="gelu"),
-    "classification": lambda: update("classification", "bf16", dim=768, heads=12, activation="gelu"),
+    "classification": lambda: update("classification", "bf16", dim=768, heads=12, activation="silu"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import multiprocessing
 import shutil
 import signal
@@ -519,6 +520,13 @@ def test_a_state_of_before_with_fewer_fields_is_read(tmp_path: Path) -> None:
     facts["sha256"]["state"] = hashlib.sha256(json.dumps(fields).encode()).hexdigest()
     path.write_text(json.dumps(facts))
     assert checkpoint.read(tmp_path, "00000001")[0] == State(update=1)
+
+
+def test_a_loss_that_was_not_finite_and_was_skipped_is_read_again(tmp_path: Path) -> None:
+    saving.save(tmp_path, State(update=2, losses=[1.5, float("nan")]), *model_after(2), keep=1)
+    (one, other) = checkpoint.read(tmp_path, "00000002")[0].losses
+    assert one == 1.5
+    assert math.isnan(other)
 
 
 def test_a_run_folder_holds_nothing_that_needs_pickle(finished: Path) -> None:

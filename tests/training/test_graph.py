@@ -22,6 +22,7 @@ from leadline.data import batching
 from leadline.data.store import Store, prepare
 from leadline.diagnose.watch import Watch
 from leadline.errors import UserError
+from leadline.kernels.fused import adam
 from leadline.model.operations import Plain
 from leadline.tasks import Translation
 from leadline.training import checkpoint, graph, inputs, saving
@@ -331,6 +332,32 @@ def test_flat_adam_does_not_load_torch_s_compiler(config: Config, monkeypatch: p
         if hidden := getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None):
             monkeypatch.setattr(torch.optim.Optimizer, name, functools.wraps(hidden)(loads))
     assert isinstance(steps(config)[0].optimizer, graph.FlatAdam)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_what_is_compiled_before_the_capture_is_what_is_captured(
+    config: Config, clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same kinds of numbers at places aligned alike: more than 2^31 weights are counted in 64 bits."""
+    step, _, _ = steps(config.set(optim={"clip": clip}))
+    assert isinstance(step, graph.GraphStep)
+    assert isinstance(step.optimizer, graph.FlatAdam)
+    launched: list[Any] = []
+
+    class Kernel:
+        def __getitem__(self, programs: tuple[int]) -> Callable[..., None]:
+            def launch(*given: Any, **constants: Any) -> None:
+                kinds = [(x.dtype, x.data_ptr() % 16) if isinstance(x, Tensor) else x for x in given]
+                launched.append((programs, kinds, constants))
+
+            return launch
+
+    monkeypatch.setattr(adam, "_adam", Kernel())
+    step.optimizer.compile()
+    step.optimizer.update(step.control, step.measured[1])
+    (programs, *compiled), (others, *captured) = launched
+    assert compiled == captured
+    assert programs == (0,) != others
 
 
 @pytest.mark.parametrize("embeddings", ["tied", "separate"])

@@ -160,6 +160,15 @@ def test_patience_ends_a_training_that_does_not_improve(tiny: Config, tmp_path: 
     assert checkpoint.best(run) == "00000001"
 
 
+def test_a_validation_loss_that_is_not_finite_is_never_the_best(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([math.nan, 2.0, math.nan, 3.0])
+    monkeypatch.setattr(Translation, "evaluate", lambda *_: {"nll": next(losses)})
+    run = train(tiny.set(train={"updates": 4, "eval_every": 1}), tmp_path / "run")
+    assert checkpoint.best(run) == "00000002"
+
+
 def test_patience_waits_while_the_loss_improves(copying: Config, tmp_path: Path) -> None:
     run = train(copying.set(train={"updates": 12, "eval_every": 4, "patience": 1}), tmp_path / "run")
     assert [row["update"] for row in evaluations(run)] == [4, 8, 12]

@@ -112,6 +112,14 @@ def test_the_recorder_is_bounded_and_survives(tmp_path: Path, monkeypatch: pytes
     assert flight.read(tmp_path)[-2]["layers"] == ["a"]
 
 
+def test_a_pulse_that_is_not_finite_is_gone_on_from(tmp_path: Path) -> None:
+    recorded = flight.Flight(tmp_path)
+    recorded.write({"update": 1, "layers": ["a", "b"], "pulse": [[float("inf"), 2.0]] * 4})
+    recorded.close()
+    flight.Flight(tmp_path, 1).close()
+    assert flight.read(tmp_path) == [{"update": 1, "layers": ["a", "b"], "pulse": [[None, 2.0]] * 4}]
+
+
 def test_without_the_line_that_names_the_layers_nothing_is_said_of_them(plain: Path, tmp_path: Path) -> None:
     for path in flight.paths(plain):
         lines = path.read_text().splitlines()

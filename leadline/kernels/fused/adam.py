@@ -62,16 +62,18 @@ def adam(
     decayed: int,
     clip: float,
     norm_is_known: bool = False,
+    launch: bool = True,
 ) -> None:
     """`control` holds lr, 1/(1-β₁ᵗ) and 1/√(1-β₂ᵗ): on the device, so that a captured step reads new ones.
 
     Writes the norm of the gradients into `norm`, unless it is there already: that of more than these gradients.
+    Without `launch` the kernel is only compiled.
     """
     size = weights.numel()
     squares = torch.empty(triton.cdiv(size, BLOCK), device=weights.device)
     if clip and not norm_is_known:
         norm.copy_(torch.linalg.vector_norm(gradients))
-    _adam[(len(squares),)](
+    _adam[(len(squares) if launch else 0,)](
         weights, gradients, first, second, copy, control, norm, squares, *betas, eps, weight_decay, clip, decayed, size,
         CLIPS=clip > 0, DECAYS=weight_decay > 0, DECOUPLED=decoupled, COPIES=copy is not None, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip

@@ -99,6 +99,7 @@ ACTIVATIONS: dict[str, Any] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "silu": F.silu,
     "swiglu": lambda z: F.silu(z.chunk(2, -1)[0]) * z.chunk(2, -1)[1],
 }
 
@@ -115,7 +116,7 @@ def _value(z, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
         return 0.5 * z * (1 + tl.erf(z * 0.7071067811865476))
     elif KIND == "gelu_tanh":  # (1 + tanh u)/2 is the logistic function of 2u
         return z * _logistic(1.5957691216057308 * (z + 0.044715 * z * z * z))
-    elif KIND == "swiglu":
+    elif KIND == "silu" or KIND == "swiglu":
         return z * _logistic(z)
     else:
         return tl.maximum(z, 0.0)
