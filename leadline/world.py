@@ -213,7 +213,9 @@ def join() -> World:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:
         where, many = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", os.environ["WORLD_SIZE"]
-        raise UserError(f"the {many} processes do not meet at {where}: {_short(error)}") from None
+        taken = "EADDRINUSE" in str(error)
+        why = "that port is in use, choose another (MASTER_PORT, torchrun --master-port)" if taken else _short(error)
+        raise UserError(f"the {many} processes do not meet at {where}: {why}") from None
     world = World(rank, size, nccl, store)
     if len(set(world.gather(nccl))) > 1:
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -337,6 +338,20 @@ def test_what_cannot_work_is_one_sentence(four: Config, tmp_path: Path) -> None:
         "leadline: torchrun starts leadline train, evaluate and translate; leadline recipes is one process: start it "
         "without torchrun"
     ]
+
+
+def test_a_port_that_is_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        about = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        for name, value in about.items():
+            monkeypatch.setenv(name, str(value))
+        join.cache_clear()
+        with pytest.raises(UserError, match=rf"the 2 processes do not meet at localhost:{port}: that port is in use"):
+            join()
+        join.cache_clear()
 
 
 def test_a_timeout_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 
 def require_values(arguments: list[str]) -> None:
-    """Refuse `--out ""`: an empty path would mean the current folder, and nothing else takes an empty value either."""
-    for before, argument in itertools.pairwise(["", *arguments]):
+    """Refuse `--out ""`: an empty path would mean the current folder. Only a prompt may be empty."""
+    for number, (before, argument) in enumerate(itertools.pairwise(["", *arguments])):
+        if argument == "" and arguments[0] == "generate" and number > 1 and not before.startswith("-"):
+            continue
         if argument == "" or (argument.startswith("--") and argument.find("=") == len(argument) - 1):
             name = argument.rstrip("=") or (before if before.startswith("-") else "an argument")
             raise UserError(f"{name} is empty: leave it out or give it a value, such as . for the current folder")

@@ -111,7 +111,7 @@ READ_WITH = {  # keys that begin so are only read where another key has one of t
     "lm.": ("task", ["causal_lm"]),
     "generate.": ("task", ["causal_lm"]),
     "optim.momentum": ("optim.name", ["sgd"]),
-    "optim.betas": ("optim.name", ["adam", "adamw", "radam"]),
+    "optim.betas": ("optim.name", ["adam", "adamw", "radam", "muon"]),
     "optim.hold": ("optim.schedule", ["hold_inverse_sqrt"]),
     "optim.decay_at": ("optim.schedule", ["step"]),
     "optim.decay_factor": ("optim.schedule", ["step"]),

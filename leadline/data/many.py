@@ -31,6 +31,7 @@ PAIR = rf"({LANGUAGE})-({LANGUAGE})"
 FILE = re.compile(rf"(train|valid|test|zero)\.{PAIR}\.({LANGUAGE})(?:\.gz|\.xz)?")
 OPUS = re.compile(rf"opus\.{PAIR}-(train|dev|test)\.({LANGUAGE})(?:\.gz|\.xz)?")
 ORIGIN = re.compile(rf"(valid|test)\.{PAIR}\.origin(?:\.gz|\.xz)?")
+MEANT = re.compile(r"(?:train|valid|test|zero)\.([\w-]+)-([\w-]+)\.(?:\1|\2)(?:\.gz|\.xz)?")  # also by another name
 EVERY = re.compile(rf"{FLORES}\.({LANGUAGE})(?:\.gz|\.xz)?")
 
 
@@ -163,6 +164,11 @@ def many_folder(folder: Path, config: DataConfig) -> Many:
         elif match := ORIGIN.fullmatch(path.name):
             pair, split = f"{match[2]}-{match[3]}", match[1]
             _put(origins, (pair, split), path, f"origins of {split} of {pair}")
+        elif MEANT.fullmatch(path.name) and not ((match := FILE.fullmatch(path.name)) and match[2] != match[3]):
+            raise UserError(
+                f"{path} is not of two languages: write each with two or three letters, and a region behind an "
+                "underscore, as in train.pt_br-en.pt_br"
+            )
         elif match := FILE.fullmatch(path.name) or OPUS.fullmatch(path.name):
             split, a, b = (
                 (match[1], match[2], match[3]) if FILE.fullmatch(path.name) else (match[3], match[1], match[2])

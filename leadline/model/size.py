@@ -35,7 +35,7 @@ def require_room_to_train(config: Config, vocabulary: int, available: float, whe
     Of what the optimizer keeps each of several processes has its part.
     """
     model, train = config.model, config.train
-    state = {"sgd": 1 if config.optim.momentum else 0}.get(config.optim.name, 2)  # numbers a weight
+    state = {"sgd": 1 if config.optim.momentum else 0, "muon": 1}.get(config.optim.name, 2)  # numbers a weight
     tokens = train.batch_tokens
     if train.batch_sequences:
         tokens = min(tokens, train.batch_sequences * model.max_length)

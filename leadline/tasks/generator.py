@@ -91,6 +91,8 @@ class Pieces:
             text = self.tokenizer.decode([self.waiting[: max(len(self.waiting) - left, 0)]])[0]
             if not text.endswith("\ufffd"):
                 break
+        else:  # bytes that are no text: where to divide them is known at the next whole character
+            return
         if text:
             self.on_text(text)
         self.waiting = self.waiting[max(len(self.waiting) - left, 0) :]

@@ -27,7 +27,7 @@ from leadline.training.optim import schedule
 from leadline.training.setup import Setup, set_up
 from leadline.world import World
 
-CLASSES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "radam": "RAdam"}
+CLASSES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "radam": "RAdam", "muon": "Muon"}
 
 
 def chosen(

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from leadline.config import OptimConfig
+from leadline.errors import UserError
 from leadline.model.layers import Embed
+from leadline.training.muon import Muon
 
 Schedule = Callable[[int], float]
 
@@ -89,12 +91,20 @@ def spared(config: OptimConfig, model: nn.Module) -> set[nn.Parameter]:
 
 
 def optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW and RAdam decouple weight decay from the gradient."""
+    """AdamW, RAdam and Muon decouple weight decay from the gradient."""
     parameters, without = [p for p in model.parameters() if p.requires_grad], spared(config, model)
+    if config.name == "muon":
+        return _light(Muon)(config, model, without, optimizer_of)
     return optimizer_of(config, [p for p in parameters if p not in without], [p for p in parameters if p in without])
 
 
 def optimizer_of(config: OptimConfig, decayed: list[nn.Parameter], others: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """One that works element by element."""
+    if config.name == "muon":
+        raise UserError(
+            "optim.name=muon updates whole matrices, and the processes of torchrun each update a slice of the weights: "
+            "start it without torchrun, or set optim.name=adamw"
+        )
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     adam: dict[str, Any] = {"lr": config.known_lr, "betas": config.betas, "eps": config.eps}
     if config.name == "sgd":

@@ -179,6 +179,9 @@ def test_of_two_files_for_the_same_none_is_left_out_silently(folder: Folder, tmp
         ("train.fr-en.fr", "", r"train\.fr-en\.fr ends after 0 lines"),
         ("train.fr-en.en", "\n" * 20, r"no line of .*train\.fr-en\.fr and .*train\.fr-en\.en has text on both sides"),
         ("train.en-de.de", "eins\n", r"train\.de-en\.de and .*train\.en-de\.de are both the train text of de-en in de"),
+        ("train.pt-br-en.pt-br", "um\n", r"train\.pt-br-en\.pt-br is not of two languages: .*train\.pt_br-en\.pt_br"),
+        ("valid.english-de.de.xz", "", r"valid\.english-de\.de\.xz is not of two languages"),
+        ("train.de-de.de", "eins\n", r"train\.de-de\.de is not of two languages"),
         (
             "train.de-en.de.gz",
             "",

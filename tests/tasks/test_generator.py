@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from leadline.errors import UserError
@@ -63,6 +64,19 @@ def test_text_comes_in_whole_characters(trained: Trained, chunk: int) -> None:
     assert all(piece and "\ufffd" not in piece for piece in said)
     if chunk == 1:
         assert len(said) > 10
+
+
+def test_bytes_that_are_no_text_come_as_they_are_decoded(trained: Trained) -> None:
+    decode, numbers = trained.tokenizer.decode, range(trained.tokenizer.vocab_size)
+    bytes_ = [n for n, text in zip(numbers, decode([[n] for n in numbers]), strict=True) if text == "\ufffd"]
+    assert len(bytes_) == 128
+    for tokens in np.random.default_rng(1).choice(bytes_, (50, 12)).tolist():
+        said: list[str] = []
+        pieces = Pieces(trained.tokenizer, said.append)
+        for token in tokens:
+            pieces([[token]])
+        pieces.finish()
+        assert "".join(said) == decode([tokens])[0]
 
 
 def test_one_prompt_is_followed_as_it_comes(trained: Trained) -> None:

@@ -114,7 +114,8 @@ def test_the_language_chooses_how_words_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("language", "name"), [("zh_TW", "zh"), ("zho_Hans", "zh"), ("th", "char"), ("de", "13a"), ("", "13a")]
+    ("language", "name"),
+    [("zh_TW", "zh"), ("zho_Hans", "zh"), ("cmn", "zh"), ("th", "char"), ("de", "13a"), ("", "13a")],
 )
 def test_codes_of_languages(language: str, name: str) -> None:
     assert tokenizer_for(language) == (name, "")

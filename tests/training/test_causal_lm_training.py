@@ -131,6 +131,8 @@ def test_the_command_line_trains_evaluates_and_writes(
     trained = load(run)
     (text,) = trained.generate(["abc de"], temperature=0, tokens=9)
     assert greedy.out == f"abc de{text}\n"
+    empty = leadline("generate", run, "", "--greedy", "--tokens", 9)
+    assert (empty.code, empty.out) == (0, trained.generate([""], temperature=0, tokens=9)[0] + "\n"), empty.err
     (tmp_path / "prompts").write_text("abc de\nfgh\n", encoding="utf-8")
     rows = [
         json.loads(line)
@@ -152,6 +154,7 @@ def test_the_command_line_trains_evaluates_and_writes(
         (["a\udcff"], b"", "prompt 1 is not valid UTF-8"),
         (["a", "--top-p", "0"], b"", "generate.top_p must be above 0"),
         (["a", "--greedy", "--temperature", "1"], b"", "--greedy is --temperature 0"),
+        (["a", "-i", ""], b"", "-i is empty"),
         (["a", "-i", "somewhere"], b"", "give prompts as arguments or in a file, not both"),
     ],
     ids=str,

@@ -151,7 +151,10 @@ def test_every_gradient_with_dropout_on_is_that_of_the_plain_operations(config: 
         torch.testing.assert_close(found[0][name], gradient, rtol=1e-4, atol=1e-6 * max(1.0, largest), msg=name)
 
 
-@pytest.mark.parametrize("optim", [{"name": "adamw", "weight_decay": 0.1}, {"name": "sgd", "momentum": 0.9}])
+@pytest.mark.parametrize(
+    "optim",
+    [{"name": "adamw", "weight_decay": 0.1}, {"name": "sgd", "momentum": 0.9}, {"name": "muon", "weight_decay": 0.1}],
+)
 def test_other_optimizers_clipping_and_accumulation(config: Config, optim: dict[str, Any]) -> None:
     config = config.set(optim=optim | {"clip": 0.1}, train={"accumulate": 2})
     losses, weights = trained(config, each=2)

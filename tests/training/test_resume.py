@@ -205,6 +205,7 @@ def crash_at(update: int) -> Callable[[Event], None]:
         {"name": "adamw", "weight_decay": 0.1},
         {"name": "sgd", "momentum": 0.9},
         {"name": "radam"},
+        {"name": "muon", "weight_decay": 0.1},
     ],
     ids=lambda options: options["name"],
 )
