@@ -9,7 +9,10 @@ OLMo 2   x + LN(f(x)), RMSNorm, a norm of q and k      as Llama
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from leadline.errors import UserError
 
 
 class Kind(NamedTuple):
@@ -32,6 +35,7 @@ class Kind(NamedTuple):
     keys: dict[str, tuple[str, Any]]  # theirs, ours, and what theirs is where config.json does not say
     must: dict[str, Any]  # what only has a counterpart here at this value
     fixed: dict[str, Any]  # ours
+    names: dict[str, str]  # of theirs that are other names of theirs
     transposed: bool = False  # matrices are [inputs, outputs]
 
 
@@ -50,7 +54,7 @@ LLAMA = Kind(
     qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), out="self_attn.o_proj", qk_norm="",
     attention_norm="input_layernorm", expand=("mlp.gate_proj", "mlp.up_proj"), contract="mlp.down_proj",
     ffn_norm="post_attention_layernorm", final="norm", keys=_MODERN_KEYS, must={"hidden_act": "silu"},
-    fixed=_MODERN | {"placement": "pre_ln", "qk_norm": "none"},
+    fixed=_MODERN | {"placement": "pre_ln", "qk_norm": "none"}, names={},
 )  # fmt: skip
 QWEN3 = LLAMA._replace(
     architecture="Qwen3ForCausalLM",
@@ -80,7 +84,7 @@ OPT = Kind(
         "attention_dropout": ("attention_dropout", 0.0), "activation_function": ("activation", "relu"),
     },
     must={"enable_bias": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
-    fixed={"positions": "learned", "norm_eps": 1e-5},
+    fixed={"positions": "learned", "norm_eps": 1e-5}, names={},
 )  # fmt: skip
 GPT2 = Kind(
     architecture="GPT2LMHeadModel", body="transformer", layers="h", tokens="wte", places="wpe", first=0,
@@ -93,6 +97,20 @@ GPT2 = Kind(
     },
     must={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     fixed={"positions": "learned", "placement": "pre_ln"}, transposed=True,
+    names={
+        "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+    },
 )  # fmt: skip
 KINDS = {"gpt2": GPT2, "opt": OPT, "llama": LLAMA, "qwen3": QWEN3, "olmo2": OLMO2}
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}  # ours and theirs
+THEIR_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_python": "gelu", "swish": "silu"} | {
+    theirs: ours for ours, theirs in ACTIVATIONS.items()
+}
+
+
+def activation(theirs: Any, key: str, folder: Path) -> str:
+    """Ours of that name."""
+    if not isinstance(theirs, str) or theirs not in THEIR_ACTIVATIONS:
+        raise UserError(f"{folder}/config.json: {key}={theirs!r} has no counterpart here")
+    return THEIR_ACTIVATIONS[theirs]

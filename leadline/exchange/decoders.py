@@ -25,7 +25,7 @@ from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.exchange import folder as folders
 from leadline.exchange import formats
-from leadline.exchange.decoder_kinds import ACTIVATIONS, GPT2, KINDS, LLAMA, OPT, QWEN3, Kind
+from leadline.exchange.decoder_kinds import ACTIVATIONS, GPT2, KINDS, LLAMA, OPT, QWEN3, Kind, activation
 from leadline.exchange.folding import as_post_ln
 from leadline.files import write_json
 from leadline.model import Transformer
@@ -156,10 +156,14 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     tokenizer = _tokenizer(folder)
     theirs = _weights(folder, kind)
     size = tokenizer.vocab_size
-    notes = folders.cut_vocabulary(theirs, f"{kind.body}.{kind.tokens}.weight", ["lm_head.weight"], size, folder)
+    words = [f"{kind.body}.{kind.tokens}.weight", "lm_head.weight"]
+    notes = folders.cut_vocabulary(theirs, words[0], words[1:], size, folder)
+    shape = _model(folders.by_own_names(described, kind.names), kind, folder)
+    if shape.embeddings == "tied":
+        folders.require_one(theirs, words, folder)
     config = Config(
         task="causal_lm",
-        model=_model(described, kind, folder),
+        model=shape,
         data=DataConfig(
             source=f"imported:{folder.absolute()}",
             source_lang="en",
@@ -190,7 +194,7 @@ def _model(described: dict[str, Any], kind: Kind, folder: Path) -> ModelConfig:
         return value
 
     where = f"{folder}/config.json"
-    must = dict(kind.must)
+    must = kind.must | {"is_causal": True}
     for key, (_, usual) in kind.keys.items():
         if type(usual) is int:
             number(key, usual)
@@ -201,16 +205,10 @@ def _model(described: dict[str, Any], kind: Kind, folder: Path) -> ModelConfig:
         values["placement"] = "pre_ln" if given("do_layer_norm_before", True) else "post_ln"
         must["word_embed_proj_dim"] = values["dim"]
     if not kind.places:
-        rope = given("rope_parameters", given("rope_scaling", {}))
-        rope = rope if isinstance(rope, dict) else {}
-        partial = rope.get("partial_rotary_factor", given("partial_rotary_factor", 1))
-        if rope.get("rope_type", rope.get("type", "default")) != "default" or partial != 1:
-            raise UserError(f"{where}: rotary positions that are scaled have no counterpart here")
+        values["rotary_theta"] = _rotary_theta(described, where)
         layers = given("layer_types", [])
         if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
             raise UserError(f"{where}: layer_types has no counterpart here, only full_attention in every layer")
-        theta = rope.get("rope_theta", given("rope_theta", 10000.0))
-        values["rotary_theta"] = float(theta) if type(theta) is int else theta
         heads, width = values["heads"], number("head_dim", 128 if kind is QWEN3 else 0)
         groups = number("num_key_value_heads", heads)
         values |= {"kv_heads": 0 if groups == heads else groups}
@@ -222,13 +220,25 @@ def _model(described: dict[str, Any], kind: Kind, folder: Path) -> ModelConfig:
         if given(key, value) != value:
             raise UserError(f"{where}: {key}={described[key]!r} has no counterpart here, only {value!r}")
     if kind.places:
-        known = {"gelu_pytorch_tanh": "gelu_tanh"} | {theirs: ours for ours, theirs in ACTIVATIONS.items()}
-        if not isinstance(values["activation"], str) or values["activation"] not in known:
-            raise UserError(f"{where}: activation_function={values['activation']!r} has no counterpart here")
-        values["activation"] = known[values["activation"]]
-    tied = given("tie_word_embeddings", bool(kind.places))
+        values["activation"] = activation(values["activation"], "activation_function", folder)
+    tied = folders.flag(described, "tie_word_embeddings", bool(kind.places), folder)
     values |= {"encoder_layers": 0, "embed_scale": False, "embeddings": "tied" if tied else "separate"}
     return configuration.from_dict(values, ModelConfig, f"{where}: model.")
+
+
+def _rotary_theta(described: dict[str, Any], where: str) -> Any:
+    key = "rope_scaling" if described.get("rope_scaling") else "rope_parameters"  # transformers believes the first
+    rope = described.get(key) or {}
+    if not isinstance(rope, dict):
+        raise UserError(f"{where}: {key} must be an object, not {rope!r}")
+    usual = {"rope_theta": 10000.0, "partial_rotary_factor": None}
+    said = usual | {name: described[name] for name in usual if described.get(name) is not None} | rope
+    plain = said.get("rope_type", said.get("type", "default")) == "default"
+    if not plain or said["partial_rotary_factor"] not in (None, 1) or any(isinstance(x, dict) for x in rope.values()):
+        told = rope or {"partial_rotary_factor": said["partial_rotary_factor"]}
+        raise UserError(f"{where}: rotary positions that are scaled have no counterpart here, and {key} is {told}")
+    theta = said["rope_theta"]
+    return float(theta) if type(theta) is int else theta
 
 
 def _weights(folder: Path, kind: Kind) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from leadline.data.tokenizer import BERT_SPECIAL, Tokenizer
 from leadline.errors import UserError
 from leadline.exchange import bert, texts
 from leadline.exchange import folder as folders
+from leadline.exchange.decoder_kinds import ACTIVATIONS, activation
 from leadline.exchange.formats import has_bare_output
 from leadline.files import write_json
 from leadline.model import Transformer
@@ -39,6 +40,7 @@ def save(trained: Trained, out: Path, labels: list[str] | None = None) -> list[s
         "max_position_embeddings": len(theirs[f"{kind.body}.embeddings.position_embeddings.weight"]),
         "type_vocab_size": max(1, config.segments),
         "tie_word_embeddings": bert.is_tied(trained.model),
+        "hidden_act": ACTIVATIONS[config.activation],
         "pad_token_id": pad,
         "bos_token_id": tokenizer.special("[CLS]"),
         "eos_token_id": tokenizer.special("[SEP]"),
@@ -96,10 +98,14 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
         train=TrainConfig(updates=1, precision="fp32"),
     )
     model = Transformer(size, **configuration.to_dict(config.model))
+    if tied := bert.is_tied(model):
+        for part in ("weight", "bias"):
+            own = words if part == "weight" else f"{kind.head}.bias"
+            folders.require_one(theirs, [own, f"{kind.head}.decoder.{part}"], folder)
     used = bert.from_theirs(model, kind, pad, theirs)
     folders.make_run(out, config, model, tokenizer)
-    tied = () if described.get("tie_word_embeddings") is False else ("decoder.weight", "decoder.bias")
-    left = (name for name in theirs if name not in used and not name.endswith(("position_ids", *tied)))
+    more = ("position_ids", *(("decoder.weight", "decoder.bias") if tied else ()))
+    left = (name for name in theirs if name not in used and not name.endswith(more))
     return notes + folders.left_out(left)
 
 
@@ -124,14 +130,21 @@ def _model(
     positions = described.get("max_position_embeddings", 512)
     if not isinstance(positions, int):
         raise UserError(f"{folder}/config.json: max_position_embeddings must be a whole number, not {positions!r}")
+    if kind is bert.PRE and (theirs_pad := described.get("pad_token_id", 1)) != pad:
+        raise UserError(
+            f"{folder}/config.json: pad_token_id={theirs_pad!r} has no counterpart here, only {pad}, the tokenizer's "
+            "[PAD]: positions are counted from it"
+        )
     head = f"{kind.head}.{kind.head_dense}.weight" in theirs
+    tied = folders.flag(described, "tie_word_embeddings", True, folder)
     scores = theirs.get(f"{bert.classifier_name(kind, head)}.weight") if f"{kind.pooler}.weight" in theirs else None
     values = {ours: described.get(key, usual) for key, (ours, usual) in bert.KEYS.items()} | {
         **bert.FIXED,
         "placement": "post_ln" if kind is bert.BERT else "pre_ln",
         "max_length": positions - (pad + 1 if kind is bert.PRE else 0),
         "segments": described.get("type_vocab_size", 2),
-        "embeddings": "separate" if described.get("tie_word_embeddings") is False and head else "tied",
+        "embeddings": "tied" if tied or not head else "separate",
+        "activation": activation(described.get("hidden_act", "gelu"), "hidden_act", folder),
         "head": "bert" if head else "linear",
         "classes": len(scores) if scores is not None else 0,
         "pooler": kind is bert.BERT and not head and scores is None and f"{kind.pooler}.weight" in theirs,

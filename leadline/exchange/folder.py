@@ -56,6 +56,19 @@ def _own_code(described: Any) -> set[str]:
     return named
 
 
+def by_own_names(described: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Keys that are other names of keys, by `names`, as those: transformers believes them more than those."""
+    said = {own: described[name] for name, own in names.items() if described.get(name) is not None}
+    return {key: value for key, value in described.items() if key not in names} | said
+
+
+def flag(described: dict[str, Any], key: str, usual: bool, folder: Path) -> bool:
+    value = described.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"{folder}/config.json: {key} must be true or false, not {value!r}")
+    return usual if value is None else value
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
         value = files.read_json(path)
@@ -165,6 +178,16 @@ def cut_vocabulary(theirs: dict[str, Tensor], words: str, others: Iterable[str],
         if name in theirs:
             theirs[name] = theirs[name][:size]
     return [f"{rows - size} rows of the vocabulary have no token and are left out"] if rows > size else []
+
+
+def require_one(theirs: dict[str, Tensor], names: Iterable[str], folder: Path) -> None:
+    """What config.json ties may be in the weights more than once, but not differ: transformers would not tie it."""
+    first, *others = [name for name in names if name in theirs] or [""]
+    if different := [name for name in others if not theirs[name].equal(theirs[first])]:
+        raise UserError(
+            f"{folder}/config.json ties {first} and {different[0]}, which differ in the weights: say "
+            '"tie_word_embeddings": false there'
+        )
 
 
 def left_out(names: Iterable[str]) -> list[str]:

@@ -93,7 +93,7 @@ def _qk_norm(name: str) -> Need:
 CLASSIC = (LAYER_NORM, ADDED_POSITIONS, BIAS, _qk_norm("none"), EQUAL_HEADS)
 NO_BIAS_ALONE = Need("model.head=linear or bert", lambda m: m.head != "bias")
 ENCODER = (
-    EMBED_NORM, NO_BIAS_ALONE, *CLASSIC, _activation("gelu", "relu"),
+    EMBED_NORM, NO_BIAS_ALONE, *CLASSIC, UNGATED,
     Need("model.embeddings=tied or model.head=bert", lambda m: bool(m.classes) or not has_bare_output(m)),
 )  # fmt: skip
 PRE_LN_HEAD = Need("model.activation=gelu", lambda m: m.head != "bert" or m.activation == "gelu")

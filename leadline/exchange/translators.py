@@ -24,7 +24,7 @@ from leadline.data.tokenizer import BOS, EOS, PAD, SPECIAL, TARGET, Tokenizer, t
 from leadline.errors import UserError
 from leadline.exchange import folder as folders
 from leadline.exchange import formats, searches, texts, vocabulary
-from leadline.exchange.decoder_kinds import ACTIVATIONS
+from leadline.exchange.decoder_kinds import ACTIVATIONS, activation
 from leadline.exchange.folding import Scale, as_post_ln, scales_embeddings, stacks
 from leadline.files import write_json
 from leadline.model import Transformer
@@ -56,12 +56,12 @@ KEYS: dict[str, tuple[str, Any]] = {
     "activation_dropout": ("activation_dropout", 0.0),
     "scale_embedding": ("embed_scale", False),
 }
+NAMES = {  # of theirs that are other names of theirs
+    "hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads", "num_hidden_layers": "encoder_layers"
+}  # fmt: skip
 WORDS = [
     f"{name}.weight" for name in ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
 ]
-THEIR_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu"} | {
-    theirs: ours for ours, theirs in ACTIVATIONS.items()
-}
 CLOSE = 1e-4  # sinusoids that were computed otherwise differ by less
 NEVER = -1e4  # the logit of what must not be written: finite, so that label smoothing does not drown in it
 
@@ -211,7 +211,7 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     kind = KINDS[described["model_type"]]
     theirs = {name: tensor.float() for name, tensor in folders.weights(folder).items()}
     tokenizer, rows = vocabulary.read(folder, described)
-    own, shape = _section(described, OWN), _model(described, theirs, kind, folder)
+    own, shape = _section(described, OWN), _model(folders.by_own_names(described, NAMES), theirs, kind, folder)
     _name_embeddings(theirs, shape.embeddings, folder)
     notes = _choose_rows(theirs, rows, folder)
     config = Config(
@@ -242,7 +242,9 @@ def from_theirs(model: Transformer, theirs: dict[str, Tensor], kind: Kind) -> se
     for name, table in places(model):
         if model.config.positions == "learned":
             embed = model.source_embed if "encoder" in name else model.target_embed
-            folders.fill(typing.cast(Any, embed.positions).weight, folders.taken(theirs, name, name, used), name)
+            folders.fill(
+                typing.cast(Any, embed.positions).weight, folders.taken(theirs, name, kind.architecture, used), name
+            )
         elif name in theirs and theirs[name].shape != table.shape:
             raise UserError(f"{name} is {tuple(theirs[name].shape)}, and config.json makes it {tuple(table.shape)}")
     return used | {name for name, _ in places(model)} | {"final_logits_bias"}
@@ -250,6 +252,8 @@ def from_theirs(model: Transformer, theirs: dict[str, Tensor], kind: Kind) -> se
 
 def _name_embeddings(theirs: dict[str, Tensor], embeddings: str, folder: Path) -> None:
     """By the names of `modules`, whichever of those that share a matrix the file has."""
+    if embeddings != "separate":
+        folders.require_one(theirs, WORDS if embeddings == "tied" else WORDS[2:], folder)
     found = {name: theirs.pop(name, None) for name in WORDS}
 
     def one_of(*places: int) -> Tensor:
@@ -260,10 +264,10 @@ def _name_embeddings(theirs: dict[str, Tensor], embeddings: str, folder: Path) -
 
     if embeddings == "tied":
         theirs[WORDS[0]] = one_of(0, 1, 2, 3)
+    elif embeddings == "output_tied":
+        theirs[WORDS[1]], theirs[WORDS[2]] = one_of(1), one_of(2, 3)
     else:
-        theirs[WORDS[1]], theirs[WORDS[2]] = one_of(1, 0), one_of(2, 3, 0)
-    if embeddings == "separate":
-        theirs[WORDS[3]] = one_of(3)
+        theirs[WORDS[1]], theirs[WORDS[2]], theirs[WORDS[3]] = one_of(1, 0), one_of(2, 0), one_of(3)
 
 
 def _choose_rows(theirs: dict[str, Tensor], rows: list[int], folder: Path) -> list[str]:
@@ -298,17 +302,17 @@ def _model(described: dict[str, Any], theirs: dict[str, Tensor], kind: Kind, fol
         "normalize_embedding": False,
         "layernorm_embedding": False,  # as old files call it
         "do_blenderbot_90_layernorm": False,
+        "is_causal": True,
+        "decoder_vocab_size": described.get("vocab_size"),
     }
-    must["decoder_vocab_size"] = described.get("vocab_size")
     for key, value in must.items():
         if described.get(key) not in (None, value):
             raise UserError(f"{where}: {key}={described[key]!r} has no counterpart here, only {value!r}")
-    if not isinstance(values["activation"], str) or values["activation"] not in THEIR_ACTIVATIONS:
-        raise UserError(f"{where}: activation_function={values['activation']!r} has no counterpart here")
-    shares, ties = (described.get(key, True) for key in ("share_encoder_decoder_embeddings", "tie_word_embeddings"))
+    flags = ("share_encoder_decoder_embeddings", "tie_word_embeddings")
+    shares, ties = (folders.flag(described, key, True, folder) for key in flags)
     values |= {
         "placement": "pre_ln" if kind.final else "post_ln",
-        "activation": THEIR_ACTIVATIONS[values["activation"]],
+        "activation": activation(values["activation"], "activation_function", folder),
         "embeddings": ("tied" if shares else "output_tied") if ties else "separate",
     }
     config: ModelConfig = configuration.from_dict(values, ModelConfig, f"{where}: model.")

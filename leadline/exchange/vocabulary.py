@@ -49,6 +49,11 @@ def _order(special: list[int], size: int) -> list[int]:
     return special + [row for row in range(size) if row not in special]
 
 
+def _named(pieces: list[str]) -> list[str]:
+    """The first four are ours; another that is called as one of them, and has no use here, gets a name of its own."""
+    return SPECIAL + [f"{piece} " if piece in SPECIAL else piece for piece in pieces[4:]]
+
+
 def _renumbered(path: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[int]]:
     tokenizer = Tokenizer.load(path, DataConfig())
     size = tokenizer.vocab_size
@@ -57,8 +62,7 @@ def _renumbered(path: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[
         return tokenizer, list(range(size))
     rows = _order(special, size)
     state = json.loads(tokenizer.bpe.to_str())
-    names = [tokenizer.piece(row) for row in rows]
-    names[:4] = SPECIAL
+    names = _named([tokenizer.piece(row) for row in rows])
     now: dict[int, int] = {}
     for number, row in enumerate(rows):
         now.setdefault(row, number)
@@ -69,7 +73,11 @@ def _renumbered(path: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[
         model |= {"vocab": [list(pair) for pair in zip(names, spare, strict=True)], "unk_id": UNK}
     else:
         model["vocab"] = {name: number for number, name in enumerate(names)}
-    tokens = [token | {"id": now[token["id"]]} for token in state["added_tokens"] if now[token["id"]] > UNK]
+    tokens = [
+        token | {"id": now[token["id"]]}
+        for token in state["added_tokens"]
+        if now[token["id"]] > UNK and token["content"] not in SPECIAL
+    ]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     state["added_tokens"] = [{"id": i, "content": name} | flags for i, name in enumerate(SPECIAL)] + tokens
     state["post_processor"] = None
@@ -90,7 +98,7 @@ def _of_opus(folder: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[i
     if len(names) != len(numbers) or sorted(names) != list(range(len(names))):
         raise UserError(f"{folder / 'vocab.json'} does not number its pieces 0, 1, 2, …: it is not OPUS-MT's")
     rows = _order(_special(described, numbers.get(SPECIAL[UNK]), folder), len(names))
-    ours = [names[row] for row in rows]
+    ours = _named([names[row] for row in rows])
     source = _unigram(ours, folder / "source.spm")
     target = _unigram(ours, folder / "target.spm") if (folder / "target.spm").exists() else None
     return Tokenizer(source, DataConfig(), target), rows
@@ -100,8 +108,7 @@ def _unigram(names: list[str], path: Path) -> BPE:
     """Splits text as a SentencePiece model does, into tokens that are called `names`."""
     known = sentencepiece.read(path)
     least = min(known.scores.values(), default=0.0) - LAST_RESORT
-    pieces = [(name, known.scores.get(name, least)) for name in names]
-    pieces[:4] = [(name, 0.0) for name in SPECIAL]
+    pieces = [(name, 0.0 if name in SPECIAL else known.scores.get(name, least)) for name in names]
     bpe = BPE(models.Unigram(pieces, UNK, False))
     spaces = normalizers.Replace(Regex(" {2,}"), " ")
     charsmap = [normalizers.Precompiled(known.charsmap)] if known.charsmap else []

@@ -150,6 +150,29 @@ def test_an_imported_language_model_gives_the_same_logits(name: str, tokenizer: 
     assert_same(ours(found), [logits[:, :262] for logits in theirs(model)])
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpt2", {"num_attention_heads": 2}),
+        ("gpt2", {"n_head": None, "num_attention_heads": 4, "activation_function": "swish"}),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 9.0}, "rope_scaling": {"rope_type": "default", "rope_theta": 70.0}},
+        ),
+    ],
+)
+def test_of_two_keys_for_one_thing_the_one_is_read_that_transformers_reads(
+    name: str, changes: dict, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder_of(name, tokenizer, tmp_path / "folder")
+    path = tmp_path / "folder" / "config.json"
+    described = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in described.items() if value is not None}))
+    huggingface.load(tmp_path / "folder", tmp_path / "run")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32).eval()
+    assert_same(ours(load(tmp_path / "run", "last", "cpu").model), [logits[:, :262] for logits in theirs(model)])
+
+
 def test_one_imported_is_trained_as_theirs(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Gradients: of a Llama whose output is its embedding."""
     model = folder_of("llama, tied", tokenizer, tmp_path / "folder")
@@ -201,6 +224,20 @@ def test_what_theirs_is_not_is_refused(options: dict, needs: str, tokenizer: Tok
     [
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rotary positions that are scaled"),
         ("llama", {"partial_rotary_factor": 0.5, "rope_parameters": None}, "rotary positions that are scaled"),
+        (
+            "llama",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "are scaled .*, and rope_scaling is {'type': 'l",
+        ),
+        (
+            "llama",
+            {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
+            "are scaled .*, and rope_parameters",
+        ),
+        ("llama", {"rope_parameters": "linear"}, "rope_parameters must be an object, not 'linear'"),
+        ("llama", {"is_causal": False}, "is_causal=False has no counterpart here, only True"),
+        ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, not 'no'"),
+        ("llama", {"tie_word_embeddings": True}, r"ties model.embed_tokens.weight and lm_head.weight, which differ in"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has no counterpart here"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' has no counterpart here, only 'silu'"),
         ("llama", {"attention_bias": True}, "mlp_bias=False has no counterpart here, only True"),

@@ -85,7 +85,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     {}, {"classes": 2}, {"placement": "deepnorm"}, {"placement": "admin_constant"}, {"placement": "admin"},
     {"placement": "ds_init", "embeddings": "separate"}, {"positions": "sinusoidal", "norm_eps": 1e-12},
     {"placement": "pre_ln"}, {"placement": "pre_ln", "embeddings": "separate"},
-    {"embed_scale": False}, {"placement": "pre_ln", "embed_scale": False},
+    {"embed_scale": False}, {"placement": "pre_ln", "embed_scale": False}, {"activation": "gelu_tanh"},
 ], ids=str)  # fmt: skip
 def test_an_exported_run_gives_the_same_scores(changes: dict, tokenizer: Tokenizer, tmp_path: Path) -> None:
     run = run_of(tokenizer, **{"placement": "post_ln"} | changes)
@@ -188,7 +188,7 @@ def folder_of(kind: str, path: Path, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     "kind", ["BertModel", "BertForMaskedLM", "BertForPreTraining", "RobertaPreLayerNormForMaskedLM"]
 )
-@pytest.mark.parametrize("changes", [{}, {"layer_norm_eps": 1e-3, "hidden_act": "relu"}], ids=["usual", "changed"])
+@pytest.mark.parametrize("changes", [{}, {"layer_norm_eps": 1e-3, "hidden_act": "gelu_new"}], ids=["usual", "changed"])
 def test_an_imported_folder_gives_the_same_outputs(kind: str, changes: dict, tmp_path: Path) -> None:
     if kind.startswith("Roberta"):
         changes = changes | {"hidden_act": "gelu"}
@@ -238,6 +238,20 @@ def test_an_imported_encoder_is_trained_as_theirs(kind: str, tmp_path: Path) -> 
             nn.functional.mse_loss(output(), goal).backward()
             optimizer.step()
     close(*(output().detach() for output in outputs))
+
+
+def test_what_transformers_would_not_tie_or_count_as_we_do_is_refused(tmp_path: Path) -> None:
+    folder_of("BertForMaskedLM", tmp_path / "untied", tie_word_embeddings=False)
+    folder_of("RobertaPreLayerNormForMaskedLM", tmp_path / "pad", pad_token_id=1)
+    path = tmp_path / "untied" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    for name, why in (
+        ("untied", "ties bert.embeddings.word_embeddings.weight and cls.predictions.decoder.weight, which differ"),
+        ("pad", r"pad_token_id=1 has no counterpart here, only 0, the tokenizer's \[PAD\]"),
+    ):
+        with pytest.raises(UserError, match=why):
+            huggingface.load(tmp_path / name, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_untied_decoder_has_a_bias_of_its_own(tmp_path: Path) -> None:
@@ -324,7 +338,7 @@ def test_other_placements_say_what_can_be_exported(placement: str, tokenizer: To
 @pytest.mark.parametrize(("changes", "needs"), [
     ({"embed_norm": False}, "model.embed_norm=true"),
     ({"norm": "rms_norm"}, "model.norm=layer_norm"),
-    ({"activation": "gelu_tanh", "head": "linear"}, "model.activation=gelu or relu"),
+    ({"activation": "swiglu", "head": "linear"}, "model.activation=relu or gelu or gelu_tanh or silu"),
     ({"placement": "pre_ln", "activation": "relu"}, "model.activation=gelu"),
     ({"head": "linear", "embeddings": "separate"}, "model.embeddings=tied or model.head=bert"),
 ])  # fmt: skip
@@ -335,7 +349,8 @@ def test_what_bert_is_not_is_refused(changes: dict, needs: str, tokenizer: Token
 
 @pytest.mark.parametrize(("broken", "complaint"), [
     ({"model_type": "t5"}, "of the type 't5': what can be imported is bert, roberta-prelayernorm, gpt2, opt, llama"),
-    ({"hidden_act": "gelu_new"}, "model.activation cannot be 'gelu_new'"),
+    ({"hidden_act": "gelu_fast"}, "hidden_act='gelu_fast' has no counterpart here"),
+    ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, not 'no'"),
     ({"num_hidden_layers": 3}, "the weights have no bert.encoder.layer.2"),
     ({"intermediate_size": 64}, r"intermediate.dense.weight is \(32, 16\), and config.json makes it \(64, 16\)"),
     ({"position_embedding_type": "relative_key"}, "only encoders with absolute positions"),

@@ -397,6 +397,10 @@ def test_a_tokenizer_json_of_somebody_else_s_is_numbered_as_ours(kind: str, tmp_
     ({"d_model": 24}, r"embed_tokens|shared.weight is \(80, 16\), and config.json makes it \(80, 24\)"),
     ({"encoder_layers": 3}, "the weights have no model.encoder.layers.2.self_attn.q_proj.weight"),
     ({"d_model": "wide"}, "model.dim"),
+    ({"num_attention_heads": 4}, "decoder_attention_heads=2 has no counterpart here, only 4, that of the encoder"),
+    ({"is_causal": False}, "is_causal=False has no counterpart here, only True"),
+    ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, not 'no'"),
+    ({"share_encoder_decoder_embeddings": False}, r"have no model.encoder.embed_tokens.weight: save the model"),
     ({"leadline": {"data": {"source_lang": 3}}}, "data.source_lang"),
 ])  # fmt: skip
 def test_a_folder_that_disagrees_is_refused_in_one_sentence(change: dict, complaint: str, tmp_path: Path) -> None:
@@ -406,6 +410,34 @@ def test_a_folder_that_disagrees_is_refused_in_one_sentence(change: dict, compla
     with pytest.raises(UserError, match=complaint):
         huggingface.load(tmp_path / "folder", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_matrices_that_are_tied_and_differ_are_refused(tmp_path: Path) -> None:
+    """transformers would warn and not tie them."""
+    folder_of("MarianMTModel", tmp_path / "folder", tie_word_embeddings=False)
+    path = tmp_path / "folder" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    with pytest.raises(UserError, match=r"ties model.shared.weight and model.encoder.embed_tokens.weight, which d"):
+        huggingface.load(tmp_path / "folder", tmp_path / "run")
+
+
+def test_a_spare_token_may_be_called_as_one_of_ours(tmp_path: Path) -> None:
+    """Padding is the start, and "<s>" a token that nothing uses."""
+    names = ["<pad>", "</s>", "<s>", "<unk>", "a", "b", "d"]
+    bpe = BPE(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    bpe.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    bpe.add_special_tokens(names[:4])
+    model = folder_of("MarianMTModel", tmp_path / "folder", vocab_size=7, pad_token_id=0, eos_token_id=1,
+                      decoder_start_token_id=0, forced_eos_token_id=1)  # fmt: skip
+    bpe.save(str(tmp_path / "folder" / "tokenizer.json"))
+    assert huggingface.load(tmp_path / "folder", tmp_path / "run") == []
+    run, rows = load(tmp_path / "run", "last", "cpu"), torch.tensor([0, 0, 1, 3, 2, 4, 5, 6])
+    (source,) = run.tokenizer.encode(["b a c"], "de")
+    assert source == [6, 5, 3]
+    found = run.model.logits(run.model(pack_one([np.array([*source, 2])]), pack_one([np.array([1, 6, 5])])))
+    with torch.no_grad():
+        inputs = {"input_ids": rows[[*source, 2]][None], "decoder_input_ids": rows[[1, 6, 5]][None]}
+        close(found[:, 2:], model(**inputs).logits[0][:, rows[2:]])
 
 
 def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
