@@ -41,10 +41,15 @@ class Timeline:
             key: np.array([math.nan if n.get(key) is None else n[key] for n in numbers])
             for key in ("loss", "grad_norm", "step")
         }
+        # Of a loss that may be negative the logarithm says nothing.
+        self.signed = bool((self.series["loss"] < 0).any())
         self.rates = np.array([row.get("lr") or math.nan for row in self.rows], float)
         self.by_layer = {quantity: np.array([self._of(row, quantity) for row in self.rows]) for quantity in QUANTITIES}
-        self.distance = {key: _distances(values) for key, values in self.series.items()}
-        self.shifted = self._shifts(self.series["loss"])
+        logs = {
+            key: values * math.nan if self.signed and key == "loss" else values for key, values in self.series.items()
+        }
+        self.distance = {key: _distances(values) for key, values in logs.items()}
+        self.shifted = self._shifts(logs["loss"])
 
     def _of(self, row: Row, quantity: str) -> list[float]:
         values = layer_values(row, quantity)
