@@ -163,9 +163,8 @@ def _data(t: Timeline, at: int) -> Cause | None:
 
 def _like(t: Timeline, at: int, jump: float) -> np.ndarray:
     """Other updates whose batches alone are like this one's."""
-    jumps = t.jumps()
-    low = np.pad(jumps < BESIDE * jump, 1, constant_values=True)
-    alone = (jumps > OFTEN[1] * jump) & low[:-2] & low[2:]
+    low = np.pad(t.jumps < BESIDE * jump, 1, constant_values=True)
+    alone = (t.jumps > OFTEN[1] * jump) & low[:-2] & low[2:]
     alone[at : at + AFTER] = False
     return t.updates[alone]
 

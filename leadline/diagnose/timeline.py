@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class Timeline:
         before, after = values[max(0, at - BEFORE) : at], values[at : at + until]
         return np.log(np.nanmedian(after, axis=0)) - np.log(np.nanmedian(before, axis=0))
 
+    @functools.cached_property
     def jumps(self) -> np.ndarray:
         """Of each update: log of its loss, over the median before it."""
         return np.array([self.change(self.series["loss"], at) if at else 0.0 for at in range(len(self.rows))])
