@@ -29,11 +29,15 @@ class Seer:
         self.usual: dict[str, Usual] = {}
         self.told: dict[str, int] = {}
         self.collapsed, self.before, self.rate, self.highest = False, 0.0, 0.0, 0.0
+        self.signed = False  # of a loss that may be negative the logarithm says nothing
 
     def see(self, row: Row) -> list[str]:
         """What is to be told of an update."""
         said = []
+        self.signed = self.signed or (row.get("loss") or 0.0) < 0
         for name, value in numbers_of(row).items():
+            if name == "loss" and self.signed:
+                continue
             usual = self.usual.setdefault(name, Usual())
             times = usual.times(value)
             far, distance = is_far(name, usual, value), usual.add(value)

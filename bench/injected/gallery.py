@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.injected.faults import Case
+from bench.injected.others import AT, WAYS, break_off
 
 
 def gallery(folder: Path) -> None:
@@ -27,11 +29,17 @@ def gallery(folder: Path) -> None:
         if not (folder / name / "run.json").exists():
             _train(options, folder / name)
         add(title, name, f"Nothing was injected: `leadline train {options}`, one seed.")
+    for way, title in OTHERS.items():
+        name = f"gpt2-{way}"
+        if not (folder / name / "metrics.jsonl").exists():
+            break_off(way, folder / name)
+        add(title, name, f"{WAYS[way].capitalize()} from update {AT} on, in a plain loop.")
     for fault, training, words in GALLERY:
         case = Case(training, fault, 1)
         put = (folder / case.name / "truth.txt").read_text()
         where = f" (`{put}`)" if put else ""
         add(words.format(training=TITLES[training]), case.name, f"Injected before update {case.at}{where}.")
+    said[1:1] = _signs(said)
     page.write("Post-mortems", pages, docs / "results" / "post-mortems.html")
     (docs / "post-mortems.md").write_text("\n".join(said).rstrip() + "\n", encoding="utf-8")
 
@@ -54,6 +62,14 @@ BY_ITSELF = {
 }
 
 
+# Loops that do something else (`python -m bench.injected others`).
+OTHERS = {
+    "kept": "Gradients that are never set to zero, in GPT-2",
+    "stuck": "A loader that gives the same batch for ever, in GPT-2",
+    "leak": "A causal mask that is lost, in GPT-2",
+}
+
+
 TITLES = {"translation": "a translator", "masked_lm": "a masked LM", "causal_lm": "a language model", "gpt2": "GPT-2"}
 GALLERY = [
     ("bad_batch", "masked_lm", "One batch of noise, in {training}"),
@@ -68,11 +84,41 @@ GALLERY = [
     ("norm", "translation", "A norm removed from {training}"),
     ("labels", "masked_lm", "Not found: shuffled labels in {training} that had learnt only token frequencies"),
 ]
+# What one sees first, and the faults that look so: a word for each, and the beginning of its title.
+SIGNS = {
+    "never falls far, or rises to where it began": {"a model that has collapsed": "Post-LN"},
+    "becomes infinite or NaN": {"a rate that is too high": "Pre-LN"},
+    "jumps once": {"a bad batch": "One batch", "an embedding overwritten": "One row"},
+    "jumps, and falls again": {"other data": "Another alphabet"},
+    "jumps, and stays": {"labels": "Labels shuffled"},
+    "falls as never before": {"the same batch": "A loader"},
+    "looks as ever, and the model is worse than it should be": {
+        "gradients kept": "Gradients that", "scaled": "Gradients 64", "rounded weights": "Weights rounded",
+        "lost moments": "Adam", "another rate": "Ten times", "a matrix overwritten": "One matrix",
+        "a norm removed": "A norm", "a lost mask": "A causal mask",
+    },
+}  # fmt: skip
+
+
+def _signs(said: Sequence[str]) -> list[str]:
+    """A table of links to the sections."""
+    titles = [line.removeprefix("## ") for line in said if line.startswith("## ")]
+    rows = ["| your loss | look at |", "|---|---|"]
+    for sign, faults in SIGNS.items():
+        links = []
+        for words, start in faults.items():
+            title = next(title for title in titles if title.startswith(start))
+            anchor = "".join(c for c in title.lower() if c.isalnum() or c in " -").replace(" ", "-")
+            links.append(f"[{words}](#{anchor})")
+        rows.append(f"| {sign} | {', '.join(links)} |")
+    return [*rows, ""]
+
+
 HEAD = """# Post-mortems
 
-Verbatim output of `leadline explain` for small trainings: first two that failed by themselves, then some into which a
-fault was injected. Those have two or three layers of width 16 (GPT-2: 2 layers of width 32 from transformers, in a
-plain loop) and run for 85 to 120 updates.
+Verbatim output of `leadline explain` for small trainings: first two that failed by themselves, then three loops that
+were broken (GPT-2 from transformers, 4 layers of width 64, 220 updates), then some into which a fault was injected.
+Those have two or three layers of width 16 (GPT-2: 2 layers of width 32, in a plain loop) and run for 85 to 120 updates.
 [How often it is right, and on what](watch.md#how-often-it-is-right).
 
 `python -m bench.injected make FOLDER --seed 1` and `python -m bench.injected gallery FOLDER` write this page.

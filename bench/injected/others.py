@@ -37,11 +37,11 @@ def others(folder: Path) -> None:
 
     for way, words in WAYS.items():
         if not (folder / way / "metrics.jsonl").exists():
-            _train(way, folder / way)
+            break_off(way, folder / way)
         print(f"{words}\n{explain(folder / way)}\n", flush=True)
 
 
-def _train(way: str, out: Path) -> None:
+def break_off(way: str, out: Path) -> None:
     import transformers
 
     import leadline

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import leadline
 from leadline import alarm, flight, pulse
 from leadline.diagnose import looking
+from leadline.diagnose.beside import Beside
 from leadline.errors import UserError
 from leadline.files import write_json
 from leadline.history import Row
@@ -45,13 +46,15 @@ class Attached:
         out.mkdir(parents=True, exist_ok=True)
         self.out, self.metrics, self.flight = out, Metrics(out, update), flight.Flight(out, update)
         self.looker, self.seer = looking.Looker(model, self.optimizer), alarm.Seer()
+        self.beside = Beside(self.looker.model, self.optimizer)
         self.cannot = ""  # why it does not look into the model
         self.pulse: Pulse | None = None
         self.called = self.inside = self.parts = self.blind = False
         self.looked: looking.Quantities = {}
         self.losses: list[Tensor] = []
-        self.waiting: list[tuple[Row, list[Tensor], list[Tensor]]] = []
-        self.lr, self.pulses = 0.0, list[Tensor]()
+        self.waiting: list[tuple[Row, list[Tensor], list[Tensor], dict[str, Tensor]]] = []
+        self.lr, self.pulses, self.notes = 0.0, list[Tensor](), dict[str, Tensor]()
+        self.settings: Row = {}
         self.started = time.perf_counter()
         self.hooks = [
             model.register_forward_pre_hook(torch.compiler.disable(self._called), with_kwargs=True),
@@ -68,12 +71,12 @@ class Attached:
             return
         self.update += 1
         losses = self.losses if loss is None else [torch.as_tensor(loss).detach().float()]
-        row: Row = {"update": self.update, "lr": self.lr}
+        row: Row = {"update": self.update, "lr": self.lr, **self.settings}
         if self.looker.changed:
             row["changed"], self.looker.changed = self.looker.changed, {}
             self._describe()
-        self.waiting.append((row, losses, self.pulses))
-        looked, self.looked, self.losses, self.pulses = self.looked, {}, [], []
+        self.waiting.append((row, losses, self.pulses, self.notes | self.beside.taken()))
+        looked, self.looked, self.losses, self.pulses, self.notes = self.looked, {}, [], [], {}
         due = self.update % self.every == 0
         if not self.called and due and not self.cannot:
             self.only_follow("the model was not seen to be called: give Watch the module that the loop calls")
@@ -85,6 +88,7 @@ class Attached:
         for hook in self.hooks:
             hook.remove()
         if self.hooks:
+            self.beside.close()
             self._flush({}, False)
             self.metrics.close()
             self.flight.close()
@@ -97,6 +101,8 @@ class Attached:
             return
         first, self.called = not self.called, True
         self.parts = kwargs.get("num_items_in_batch") is not None  # transformers': each loss is a share of the update's
+        if first and not self.blind:
+            self.notes = self.beside.batch(args, kwargs)
         if not first or self.cannot or (self.pulse and (self.update + 1) % self.every):
             return
         self.inside = True
@@ -122,6 +128,7 @@ class Attached:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         self.lr = float(max(group["lr"] for group in optimizer.param_groups))
+        self.settings = {"settings": self.beside.settings()}
         closure = kwargs.get("closure") or next(filter(callable, args[1:]), None)  # the first is the optimizer
         if closure is None:
             self._gradients()
@@ -150,24 +157,29 @@ class Attached:
             found = torch._foreach_norm(list(gradients.values())) if gradients else []
             norms = dict(zip(gradients, found, strict=True))
             self.pulse.before([norms.get(p) for p in self.pulse.weights])
+            self.beside.listen(self.pulse.weights)
         except Exception as error:  # as with looks
             self.blind = True
             self._tell(f"Watch cannot follow gradients and updates: {_first_line(error)}")
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.pulse and not self.blind:
-            self.pulses = [self.pulse.after()]
+            self.pulses, self.beside.stepped = [self.pulse.after()], True
 
     # What is written
 
     def _flush(self, looked: looking.Quantities, due: bool) -> None:
         """Reads what waits on the device, all at once."""
         waiting, self.waiting = self.waiting, []
-        tensors = [t.flatten().float() for _, losses, pulses in waiting for t in (*losses, *pulses)]
+        parts = [(*losses, *pulses, *notes.values()) for _, losses, pulses, notes in waiting]
+        tensors = [t.flatten().float() for part in parts for t in part]
         keys = [(quantity, name) for quantity, by in looked.items() for name in by]
         tensors += [looked[quantity][name].float().reshape(1) for quantity, name in keys]
         numbers = iter(torch.cat([t.to(self._device()) for t in tensors]).tolist() if tensors else ())
-        rows = [self._row(row, len(losses), bool(pulses), numbers) for row, losses, pulses in waiting]
+        rows = [
+            self._row(row, len(losses), bool(pulses), numbers) | {key: next(numbers) for key in notes}
+            for row, losses, pulses, notes in waiting
+        ]
         for row in rows:
             self.flight.write(row)
             for message in self.seer.see(row):

@@ -20,6 +20,7 @@ import numpy as np
 
 from leadline import flight, history
 from leadline.diagnose.rules import RULES
+from leadline.diagnose.settings import SET
 from leadline.diagnose.slow import SLOW, trend
 from leadline.diagnose.timeline import Cause, Timeline
 from leadline.errors import UserError, not_a_run, runs_in
@@ -77,10 +78,12 @@ def explain(run: str | Path | Sequence[Row], looks: Sequence[Row] = ()) -> Expla
 def causes_of(timeline: Timeline) -> list[Cause]:
     """The first fault of each kind, the earliest first."""
     causes: dict[str, Cause] = {}
-    for at in timeline.marked():
-        cause = next(filter(None, (rule(timeline, at) for rule in RULES)), None)
-        if cause:
+    for rule in SET:
+        for cause in rule(timeline):
             causes.setdefault(cause.kind, cause)
+    for at in timeline.marked():
+        if sudden := next(filter(None, (rule(timeline, at) for rule in RULES)), None):
+            causes.setdefault(sudden.kind, sudden)
     for slow in SLOW:
         for cause in slow(timeline):
             causes.setdefault(cause.kind, cause)
@@ -137,6 +140,12 @@ KINDS = {
     "growth": "weights that grow",
     "still": "weights that have stopped",
     "drift": "a loss that rises slowly",
+    "mode": "a model in evaluation mode",
+    "settings": "other settings",
+    "repeated": "the same batches again and again",
+    "kept": "gradients that are not set to zero",
+    "mask": "a causal mask that is lost",
+    "sign": "a loss of the other sign",
 }
 
 

@@ -86,8 +86,9 @@ class Looker:
             values = {"hidden": result, "branch": branch, "diversity": diversity}
             if c.norm_nodes:
                 values["norm_input"], values["norm_output"] = wanted[c.norm_nodes[0]][:2]
-            if seen := [wanted[i][0] for i in attention[c.add]]:
-                values["logits"] = torch.stack(seen).max()
+            if seen := [wanted[i] for i in attention[c.add]]:
+                values["logits"] = torch.stack([logit for logit, _ in seen]).max()
+                values["later"] = torch.stack([later for _, later in seen]).max()
             for quantity, value in values.items():
                 read.setdefault(quantity, {})[name] = value
         return read
@@ -100,12 +101,20 @@ def _measured(kind: str, tensors: list[Tensor]) -> list[Tensor]:
     if kind == "norm":
         return [token_norm(x) / math.sqrt(x.shape[-1]) for x in (tensors[0], tensors[-1])]
     if kind == "softmax":
-        return [tensors[0].float().amax(), tensors[0].new_zeros(())]
-    q, k = (t.flatten(0, -4)[0] if t.ndim > 3 else t for t in tensors[:2])  # [heads, tokens, d] of the first sequence
-    q, k = q[..., :TOKENS, :].float(), k[..., :TOKENS, :].float()
+        shares = _of_first(tensors[-1]).float()
+        return [tensors[0].float().amax(), shares[..., 0, 1:].sum(-1).amax()]
+    q, k, v, output = (_of_first(t)[..., :TOKENS, :].float() for t in (*tensors[:3], tensors[-1]))
     if q.ndim == 3 and q.shape[0] != k.shape[0]:
-        k = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
-    return [(q @ k.transpose(-1, -2)).amax() / math.sqrt(q.shape[-1]), q.new_zeros(())]
+        k, v = (t.repeat_interleave(q.shape[0] // t.shape[0], 0) for t in (k, v))
+    # The first token sees itself alone where attention is causal.
+    own, seen = v[..., 0, :], output[..., 0, :]
+    later = (seen - own).norm() / own.norm().clamp_min(1e-30)
+    return [(q @ k.transpose(-1, -2)).amax() / math.sqrt(q.shape[-1]), later]
+
+
+def _of_first(t: Tensor) -> Tensor:
+    """[heads, tokens, d] of the first sequence."""
+    return t.flatten(0, -4)[0] if t.ndim > 3 else t
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

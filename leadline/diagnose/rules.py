@@ -15,7 +15,9 @@ from leadline.alarm import FAR, OUTSIDE, RAMP, RISE
 from leadline.diagnose.timeline import AFTER, BEFORE, Cause, Timeline
 from leadline.flight import EMBEDDINGS
 
-OFTEN = 3, 0.7  # batches beside it, and their share of its jump, that make a bad batch one of many
+OFTEN = 2, 0.5  # batches beside it, and their share of its jump, that make a bad batch one of many
+BESIDE = 0.25  # share of its jump that the loss of those before and after such a batch has at most
+SAME = 1.5  # times that the loss of a few updates changes by at most, where only its gradients are of another scale
 LATER, SMALLER = 12, 0.85  # updates after which a jump in the loss has shown whether it is learnt from; gradients then
 
 
@@ -78,7 +80,9 @@ def _loss_scale(t: Timeline, at: int) -> Cause | None:
     if np.isnan(jumps).all():  # norms by layer are not of every update, or of none
         jumps = t.change(t.series["grad_norm"][:, None], at)
     stays = t.change(t.series["grad_norm"], at, AFTER)
-    if t.distance["loss"][at] > FAR or not abs(np.nanmedian(jumps)) > math.log(3) or not np.nanstd(jumps) < 0.5:
+    if abs(t.distance["loss"][at]) > FAR or abs(t.change(t.series["loss"], at, AFTER)) > math.log(SAME):
+        return None
+    if not abs(np.nanmedian(jumps)) > math.log(3) or not np.nanstd(jumps) < 0.5:
         return None
     if np.sign(stays) != np.sign(np.nanmedian(jumps)) or abs(stays) < math.log(2):
         return None
@@ -127,21 +131,25 @@ def _data(t: Timeline, at: int) -> Cause | None:
     stays = float(t.change(loss, at + 1, AFTER)) if len(after) else jump
     row = t.rows[at]
     level, now = float(np.median(loss[max(0, at - BEFORE) : at])), float(loss[at])
+    again = _like(t, at, jump)
+    if len(again) >= OFTEN[0]:  # the data have such batches
+        return None
     if len(after) and max(stays, float(t.change(loss, at + 1, 2))) < 0.5 * jump:
-        if (t.jumps() > OFTEN[1] * jump).sum() > OFTEN[0]:  # the data have such batches
-            return None
+        also = f"; about as far at update {again[0]}" if len(again) else ""
         rows = f", batch {row['batch']} of epoch {row['epoch']}, rows {_some(row['rows'])}" if "rows" in row else ""
         return Cause(
             "bad_batch", "", update,
-            f"at update {update} alone the loss is {now:.3g} in place of {level:.3g}{rows}",
+            f"at update {update} alone the loss is {now:.3g} in place of {level:.3g}{rows}{also}",
             "look at these rows and leave them out; train.on_spike=rollback does so by itself",
         )  # fmt: skip
     if len(after) and _learns_nothing(t, at, level):
         return Cause(
             "labels", "", update,
             f"since update {update} the loss is {now:.3g} in place of {level:.3g} and does not come back, while "
-            f"gradients have become smaller than before: nothing in the inputs tells the labels any more",
-            f"look at how inputs and labels are brought together from update {update} on",
+            f"gradients have become smaller than before: nothing in the inputs tells the labels any more, or a part of "
+            f"the loss is new that cannot be learnt",
+            f"look at how inputs and labels are brought together from update {update} on, and at what is added to the "
+            f"loss (label smoothing, a penalty)",
         )  # fmt: skip
     return Cause(
         "data", "", update,
@@ -151,6 +159,14 @@ def _data(t: Timeline, at: int) -> Cause | None:
         f"look at what the data source gives from update {update} on, and at how its loss is computed (scale, mask, "
         f"dropout)",
     )  # fmt: skip
+
+
+def _like(t: Timeline, at: int, jump: float) -> np.ndarray:
+    """Other updates whose batches alone are like this one's."""
+    low = np.pad(t.jumps < BESIDE * jump, 1, constant_values=True)
+    alone = (t.jumps > OFTEN[1] * jump) & low[:-2] & low[2:]
+    alone[at : at + AFTER] = False
+    return t.updates[alone]
 
 
 def _learns_nothing(t: Timeline, at: int, level: float) -> bool:

@@ -20,6 +20,7 @@ from leadline.usual import ENOUGH
 LOGITS = 200.0  # softmax of logits this far apart is one-hot in fp32
 LARGER = 3.0  # times its usual size at which a logit is one that grows
 FALLING, STARVED, QUICKLY = 4, 0.5, 200  # looks that a norm's output shrinks in, how far, within so many updates
+AT_ONCE = 0.7  # of its fall, between two looks: more is no slow one
 SPAN, MOVED, CALM = 30, 1.5, 1.15  # updates in which a layer's weights grow or shrink so many times, and before them
 STILL = 20  # updates in which a layer has not moved
 LEVEL, RISEN = 10, 0.05  # losses whose median is a level, and how far it rises
@@ -120,7 +121,8 @@ def _starving(t: Timeline) -> Iterator[Cause]:
         sizes = [look[f"watch/norm_output/{name}"] for look in seen]
         for at in range(FALLING, len(seen)):
             start = at - FALLING
-            falls = all(after < before for before, after in itertools.pairwise(sizes[start : at + 1]))
+            steps = -np.diff(np.log(sizes[start : at + 1]))
+            falls = steps.min() > 0 and steps.max() < AT_ONCE * steps.sum()  # and was not written to
             if falls and sizes[at] < STARVED * sizes[start] and seen[at]["update"] - seen[start]["update"] <= QUICKLY:
                 first = _began(np.log(sizes), at)
                 since, until = int(seen[first]["update"]) + 1, int(seen[at]["update"])
@@ -200,7 +202,7 @@ def _began(values: np.ndarray, at: int) -> int:
 
 
 def _still(t: Timeline) -> Iterator[Cause]:
-    """The weights of some layers no longer move, and those of others do."""
+    """The weights of some layers, or of all, no longer move."""
     moves = t.by_layer["update"]
     read = np.isfinite(moves).all(axis=1) if moves.size else np.zeros(0, bool)
     if not read.any():
@@ -209,7 +211,13 @@ def _still(t: Timeline) -> Iterator[Cause]:
     last = len(moves) - 1 - moves[::-1].argmax(axis=0)  # the last update in which a layer moves
     always = [moves[: at + 1, layer].all() for layer, at in enumerate(last)]
     stopped = np.flatnonzero((last >= ENOUGH) & (last < len(moves) - STILL) & always & (np.array(t.layers) != NORMS))
-    if len(stopped) and (last == len(moves) - 1).any():
+    if len(stopped) and (last < len(moves) - STILL).all():
+        since = int(updates[last.max() + 1])
+        yield Cause(
+            "still", "", since, f"since update {since} no weights move at all, at a rate of {t.rates[read][-1]:.3g}",
+            "look at what the optimizer is given, and whether gradients reach it",
+        )  # fmt: skip
+    elif len(stopped) and (last == len(moves) - 1).any():
         first = int(stopped[last[stopped].argmin()])
         name, since = t.layers[first], int(updates[last[first] + 1])
         others = f" and of {len(stopped) - 1} more layers" if len(stopped) > 1 else ""
@@ -218,6 +226,18 @@ def _still(t: Timeline) -> Iterator[Cause]:
             f"since update {since} the weights of {name}{others} do not move at all, and those of the others do",
             f"look at what freezes {name} (requires_grad, a parameter group, a gradient that is cut off); weights of "
             f"16 bits do not move by steps that are too small for them",
+        )  # fmt: skip
+
+
+def _no_rate(t: Timeline) -> Iterator[Cause]:
+    """A schedule that has ended, and a training that has not."""
+    zero = np.array([row.get("lr") == 0 for row in t.rows])
+    ended = int((~zero).nonzero()[0].max(initial=-1)) + 1
+    if ENOUGH <= ended < len(zero) - STILL:
+        update = int(t.updates[ended])
+        yield Cause(
+            "still", "", update, f"since update {update} the learning rate is 0, and no weights move",
+            f"look at the schedule of the rate: it ends before update {update}, and the training does not",
         )  # fmt: skip
 
 
@@ -241,7 +261,7 @@ def _rate(t: Timeline) -> Iterator[Cause]:
 
 def trend(t: Timeline, causes: Sequence[Cause]) -> Iterator[Cause]:
     """The loss has been rising for a while, and nothing else explains it, or what looks like a jump to other data."""
-    if any(cause.kind != "data" for cause in causes):
+    if t.signed or any(cause.kind != "data" for cause in causes):
         return
     logs = np.log(t.series["loss"])
     level = np.array([np.nanmedian(logs[max(0, at - LEVEL + 1) : at + 1]) for at in range(len(logs))])
@@ -266,5 +286,5 @@ def trend(t: Timeline, causes: Sequence[Cause]) -> Iterator[Cause]:
 
 
 SLOW: tuple[Callable[[Timeline], Iterator[Cause]], ...] = (
-    _norm, _not_finite, _collapse, _logits, _starving, _fading, _growing, _still, _rate,
+    _norm, _not_finite, _collapse, _logits, _starving, _fading, _growing, _still, _no_rate, _rate,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,10 +42,15 @@ class Timeline:
             key: np.array([math.nan if n.get(key) is None else n[key] for n in numbers])
             for key in ("loss", "grad_norm", "step")
         }
+        # Of a loss that may be negative the logarithm says nothing.
+        self.signed = bool((self.series["loss"] < 0).any())
         self.rates = np.array([row.get("lr") or math.nan for row in self.rows], float)
         self.by_layer = {quantity: np.array([self._of(row, quantity) for row in self.rows]) for quantity in QUANTITIES}
-        self.distance = {key: _distances(values) for key, values in self.series.items()}
-        self.shifted = self._shifts(self.series["loss"])
+        logs = {
+            key: values * math.nan if self.signed and key == "loss" else values for key, values in self.series.items()
+        }
+        self.distance = {key: _distances(values) for key, values in logs.items()}
+        self.shifted = self._shifts(logs["loss"])
 
     def _of(self, row: Row, quantity: str) -> list[float]:
         values = layer_values(row, quantity)
@@ -56,6 +62,7 @@ class Timeline:
         before, after = values[max(0, at - BEFORE) : at], values[at : at + until]
         return np.log(np.nanmedian(after, axis=0)) - np.log(np.nanmedian(before, axis=0))
 
+    @functools.cached_property
     def jumps(self) -> np.ndarray:
         """Of each update: log of its loss, over the median before it."""
         return np.array([self.change(self.series["loss"], at) if at else 0.0 for at in range(len(self.rows))])

@@ -47,6 +47,7 @@ QUANTITIES = {
     "norm_output": "the same of its output",
     "diversity": "how much of the stream differs between tokens: 1 nothing in common, 0 all the same",
     "logits": "the largest attention logit of a batch's first sequence",
+    "later": "in loops of yours: how much its first token takes from tokens after it; 0 where attention is causal",
 }
 
 

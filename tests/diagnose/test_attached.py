@@ -178,6 +178,69 @@ def test_attention_logits_are_seen_where_the_operation_is(tmp_path: Path) -> Non
     assert float(looking._measured("scaled_dot_product_attention", [q, k, k, q])[0]) == pytest.approx(float(expected))
 
 
+def test_whether_attention_is_causal_is_seen() -> None:
+    q, k, v = torch.randn(3, 2, 4, 5, 8).unbind()
+    for causal in (True, False):
+        output = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        logits = (q @ k.mT / math.sqrt(8)).masked_fill(torch.ones(5, 5).triu(1).bool() & causal, -math.inf)
+        seen = looking._measured("scaled_dot_product_attention", [q, k, v, output])[1]
+        shares = looking._measured("softmax", [logits, logits.softmax(-1)])[1]
+        assert (float(seen) < 1e-6) == (float(shares) < 1e-6) == causal
+
+
+def nothing(update: int, model: Any, optimizer: Any) -> None:
+    pass
+
+
+def evaluated(update: int, model: Any, optimizer: Any) -> None:
+    if update == CHANGED:
+        model.eval()
+
+
+def dropped(update: int, model: Any, optimizer: Any) -> None:
+    if update == CHANGED:
+        model.blocks[0].wide[2].p = model.blocks[1].wide[2].p = 0.7
+
+
+def decayed(update: int, model: Any, optimizer: Any) -> None:
+    if update == CHANGED:
+        optimizer.param_groups[0]["weight_decay"] = 0.1
+
+
+CHANGED = 30  # the update from which on a loop is another
+OTHERWISE: dict[str, tuple[Callable[..., None], str]] = {
+    "healthy": (nothing, ""), "eval": (evaluated, "mode"), "dropout": (dropped, "settings"),
+    "decay": (decayed, "settings"), "not zeroed": (nothing, "kept"), "zeroed late": (nothing, ""),
+    "stuck": (nothing, "repeated"), "uphill": (nothing, "sign"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", OTHERWISE)
+def test_what_a_loop_does_otherwise_is_named(how: str, tmp_path: Path) -> None:
+    change, kind = OTHERWISE[how]
+    torch.manual_seed(0)
+    model, given = Model(), batches()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with leadline.Watch(model, optimizer, tmp_path / "run", every=50) as watch:
+        for update in range(1, CHANGED + 25):
+            change(update, model, optimizer)
+            late = how == "not zeroed" and update >= CHANGED
+            x = x if how == "stuck" and update > CHANGED else next(given)  # noqa: F821
+            loss = nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
+            loss = -loss if how == "uphill" and update >= CHANGED else loss
+            if how == "zeroed late":  # after the forward pass, as many loops have it
+                optimizer.zero_grad(set_to_none=False)
+            loss.backward()
+            optimizer.step()
+            if how != "zeroed late" and not late:
+                optimizer.zero_grad()
+            watch.step(loss)
+    causes = leadline.explain(tmp_path / "run").causes
+    assert [(cause.kind, cause.update) for cause in causes[:1]] == (
+        [(kind, CHANGED + (how == "not zeroed"))] if kind else []
+    )
+
+
 def test_the_flight_recorder_has_every_update(tmp_path: Path) -> None:
     train(tmp_path / "run")
     rows = flight.read(tmp_path / "run")

@@ -194,6 +194,86 @@ def test_batches_that_are_bad_again_and_again_are_of_the_data() -> None:
         row["loss"] *= 1.8 if row["update"] in (52, 71, 80) else 1
     assert not explain(measured).causes
 
+    measured = rows()
+    for row in measured:  # two near each other are not other data either
+        row["loss"] *= 1.4 if row["update"] in (52, AT, AT + 2, 71, 80, 90) else 1
+    assert not explain(measured).causes
+
+
+def test_gradients_that_shrink_with_the_loss_are_of_no_other_scale() -> None:
+    """The labels are all of one class, say, or are in the inputs."""
+    measured = rows()
+    for row in measured:
+        if row["update"] >= AT:
+            row["loss"] *= 0.5 ** (row["update"] - AT)
+            scale(row, 0, 0.2)
+    assert not explain(measured).causes
+
+
+def test_a_loss_that_may_be_negative_is_not_followed() -> None:
+    """A likelihood of densities, say: its logarithm says nothing."""
+    measured, seer = rows(), Seer()
+    for row in measured:
+        row["loss"] -= 1.6
+    assert min(row["loss"] for row in measured) < -0.1
+    assert not any(seer.see(row) for row in measured)
+    assert not explain(measured).causes
+    with_a_fault = rows()
+    for row, other in zip(with_a_fault, measured, strict=True):
+        rate(row)
+        row["loss"] = other["loss"]
+    assert [cause.kind for cause in explain(with_a_fault).causes] == ["rate"]
+
+
+def test_settings_that_change_again_and_again_are_no_fault() -> None:
+    measured = rows()
+    for row in measured:
+        beta = 0.85 + 0.001 * row["update"]  # as a cycle has it
+        late = row["update"] >= AT
+        row["settings"] = {"training": True, "betas": [[beta, 0.9]], "weight_decay": [0.0, 0.1 if late else 0.09]}
+    assert not explain(measured).causes
+    for row in measured:
+        row["settings"]["betas"] = [[0.9, 0.5 if row["update"] >= AT else 0.95]]
+    (cause,) = explain(measured).causes
+    assert (cause.kind, cause.update) == ("settings", AT)
+    assert cause.message == f"since update {AT} the β is (0.9, 0.5) in place of (0.9, 0.95)"
+
+
+def test_few_batches_again_and_again_are_named_where_there_were_many() -> None:
+    measured = rows()
+    for row in measured:
+        if row["update"] >= AT:
+            row["rows"] = [[row["update"] % 2]]
+    (cause,) = explain(measured).causes
+    assert (cause.kind, cause.update) == ("repeated", AT)
+    assert "the same 2 batches come" in cause.message
+    for row in measured:  # all the data there are
+        row["rows"] = [[row["update"] % 2]]
+    assert not explain(measured).causes
+
+
+def test_a_causal_mask_that_is_lost() -> None:
+    looks = [look(update, later=0.8 if update >= 80 else 0.0) for update in range(10, 111, 10)]
+    (cause,) = explain(rows(), looks).causes
+    assert (cause.kind, cause.where, cause.update) == ("mask", "b.attn", 80)
+    for late in (5, 200):  # never causal; once, of a batch whose first tokens are padding
+        looks = [look(update, later=0.8 if update == 80 or late == 5 else 0.0) for update in range(10, 111, 10)]
+        assert explain(rows(), looks).healthy
+
+
+def test_a_schedule_that_has_ended_and_weights_that_all_stand_still() -> None:
+    measured = rows()
+    for row in measured:
+        if row["update"] >= AT:
+            row["lr"], row["pulse"][1] = 0.0, [0.0] * len(LAYERS)
+    (cause,) = explain(measured).causes
+    assert (cause.kind, cause.where, cause.update) == ("still", "", AT)
+    assert "the learning rate is 0" in cause.message
+    for row in measured:
+        row["lr"] = row["lr"] or 1e-3
+    cause = next(cause for cause in explain(measured).causes if cause.kind == "still")
+    assert cause.message == f"since update {AT} no weights move at all, at a rate of 0.001"
+
 
 def test_at_another_rate_steps_of_another_size_are_no_fault_of_the_optimizer() -> None:
     """The rate of one parameter group alone: that of the row is the highest."""
@@ -317,6 +397,10 @@ def test_a_norm_that_starves() -> None:
     (cause,) = explain(rows(), [look(update, norm_output=size) for update, size in outputs.items()]).causes
     assert (cause.kind, cause.where) == ("starving", "b.attn")
     assert abs(cause.update - AT) <= 5
+    once = {update: size if update <= AT else 0.03 * size for update, size in outputs.items()}  # it was written to
+    for update in (45, 50, 55):
+        once[update] = 1 - update / 1000
+    assert explain(rows(), [look(update, norm_output=once[update]) for update in sorted(once) if update <= 65]).healthy
     slower = [look(50 * update, norm_output=size) for update, size in outputs.items()]  # as trained gains do
     assert explain(rows(), slower).healthy
 
