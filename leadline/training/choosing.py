@@ -6,7 +6,6 @@ They use the training's own updates (batches, clipping, precision, weight decay)
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import signal
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.model.precision import autocast
 from leadline.rates import Ended, diversity
+from leadline.training.device import release_memory
 from leadline.training.events import OnStep
 from leadline.training.optim import schedule
 from leadline.training.setup import Setup, set_up
@@ -64,9 +64,7 @@ def chosen(
         rate, tried = rates.search(look, rates.ladder(CLASSES[optim.name]), allowed, setup.total)
         reasons["optim.lr"] = f"auto: {rates.choice(rate, warm, setup.total, tried).reason}"
     del setup
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    release_memory()
     rate, reasons = world.gather([rate, reasons])[0]
     return _with(config, lr=rate, warmup=warm), reasons
 

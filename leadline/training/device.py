@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 
 import torch
@@ -48,6 +49,13 @@ def require_memory(config: Config, vocabulary: int, device: torch.device, proces
     cuda = device.type == "cuda"
     available = torch.cuda.get_device_properties(device).total_memory if cuda else machine.memory()
     require_room_to_train(config, vocabulary, available, f"the GPU {device}" if cuda else "this machine", processes)
+
+
+def release_memory() -> None:
+    """Of what is no longer used: a model on fused kernels and its operations hold each other."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager

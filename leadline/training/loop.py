@@ -22,7 +22,7 @@ from leadline.tasks.base import Batch
 from leadline.training import checkpoint, choosing, saving
 from leadline.training import run as runs
 from leadline.training.checkpoint import State
-from leadline.training.device import resolved, telling_of_memory
+from leadline.training.device import release_memory, resolved, telling_of_memory
 from leadline.training.events import OnStep, Watcher
 from leadline.training.prefetch import prefetched
 from leadline.training.recorder import MOST, Recorder, Spike
@@ -101,7 +101,8 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Prog
                     setup.tell("message", state.update, message=message)
             state.config = sha256(folder / "config.toml")
         while back := _train(setup, state, signals, reasons):
-            del setup  # and the memory of its model
+            del setup
+            release_memory()
             setup = set_up(folder, config, store, on_step, updates, world)
             state = _back(setup, state, back)
     return folder

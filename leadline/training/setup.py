@@ -7,7 +7,6 @@ Whether it can be used is tried: on the first batch, before anything is written.
 from __future__ import annotations
 
 import functools
-import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from leadline.model.precision import autocast
 from leadline.placement import find
 from leadline.placement.base import Placement
 from leadline.training import optim
-from leadline.training.device import find_device, require_memory, telling_of_memory
+from leadline.training.device import find_device, release_memory, require_memory, telling_of_memory
 from leadline.training.events import Event, EventKind, OnStep, Watcher
 from leadline.training.step import Step, make_step
 from leadline.world import ALONE, World
@@ -136,9 +135,7 @@ def _chosen(
     if built and not why:
         return captured, built, ""
     del built
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    release_memory()
     eager = _with_step(config, "eager")
     return eager, _build(eager, task, device, batch, world), why
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,6 +225,30 @@ def test_a_rolled_back_training_resumes_to_the_same_bits(
     resume(tmp_path / "run")
     assert same(whole, tmp_path / "run")
     assert spikes(tmp_path / "run") == spikes(whole)
+
+
+def test_a_model_that_is_rolled_back_is_gone_before_the_next_is_built(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One on fused kernels and its operations hold each other, and a GPU may have no room for two."""
+    models: list[Any] = []
+
+    def built(*arguments: Any) -> Setup:
+        assert not any(model() for model in models)
+        setup = set_up(*arguments)
+        setup.model.held = [setup.model]
+        if not models:
+            torch.nn.init.constant_(next(setup.model.parameters()), float("nan"))
+        models.append(weakref.ref(setup.model))
+        return setup
+
+    monkeypatch.setattr("leadline.training.loop.set_up", built)
+    gc.disable()
+    try:
+        train(config.set(train={"on_spike": "rollback", "updates": 2, "eval_every": -1}), tmp_path / "run")
+    finally:
+        gc.enable()
+    assert len(models) == 2
 
 
 def test_a_spike_is_skipped(bad: None, config: Config, tmp_path: Path) -> None:
