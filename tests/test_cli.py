@@ -18,6 +18,7 @@ from rich.console import Console
 from leadline import config as configuration
 from leadline.cli import terminal
 from leadline.config import Config
+from leadline.data.store import prepare
 from leadline.placement import PLACEMENTS, ROLES
 from leadline.training.events import Event
 
@@ -55,6 +56,17 @@ def marked_up(tiny: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # JSON
+
+
+def test_prepared_data_is_used_as_it_is_or_refused(tiny: Config, leadline: Callable[..., Any], tmp_path: Path) -> None:
+    folder = prepare(tiny.set(data={"directions": ("de-en", "en-de"), "vocab_size": 900}).data, tmp_path / "prepared")
+    asked = ["data", "show", "numerals", "--set", f"data.source=prepared:{folder}", "--set"]
+    assert leadline(*asked, "data.vocab_size=900").code == 0
+    for change, was in (("temperature=100", "1.0"), ("tag=target", "'source'"), ("directions=de-en", "'de-en,en-de'")):
+        answer = leadline(*asked, f"data.{change}")
+        assert answer.code == 2
+        name = change.partition("=")[0]
+        assert f"--set data.{name}: prepared:{folder} was prepared with {was} and is used so: leave it" in answer.err
 
 
 def test_placements_gives_a_row_a_stack_as_json(leadline: Leadline) -> None:

@@ -116,6 +116,7 @@ def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Con
     asked = [assignment.partition("=")[0].strip() for assignment in assignments or []]
     if "data.size" in asked:
         _require_generated(config.data.source)
+    _require_as_prepared(config, asked)
     if why := keys.unused(config, asked):
         raise UserError(f"--set {why}: leave it out")
     return config
@@ -133,6 +134,24 @@ def _require_generated(source: str) -> None:
             f"--set data.size: it says how much a builtin source generates, and {source} is used whole: "
             "give a shorter text (head -n) for less"
         )
+
+
+def _require_as_prepared(config: Config, asked: list[str]) -> None:
+    """Prepared data is used as it is: what else was asked for would be ignored."""
+    from leadline.data import manifest
+    from leadline.data.sources import parse
+
+    names = [key.removeprefix("data.") for key in asked if key.startswith("data.") and key != "data.source"]
+    if not names or (source := parse(config.data.source)).kind != "prepared":
+        return
+    before = configuration.from_dict(manifest.read(source.path)["data"], configuration.DataConfig, "data.")
+    for name in names:
+        if (was := getattr(before, name)) != getattr(config.data, name):
+            shown = ",".join(was) if isinstance(was, tuple) else was
+            raise UserError(
+                f"--set data.{name}: {config.data.source} was prepared with {shown!r} and is used so: leave it out, or "
+                "prepare the text again"
+            )
 
 
 def require_no_path(what: str) -> None:
