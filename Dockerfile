@@ -7,8 +7,8 @@
 # smaller image, --build-arg INDEX=… names the index of PyTorch's builds for CPUs.
 FROM python:3.13-slim
 
-# A C compiler for torch.compile and Triton.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+# C++ for torch.compile, and with it C for Triton.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 
 ARG INDEX=""
 COPY . /leadline

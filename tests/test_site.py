@@ -102,6 +102,7 @@ def test_what_is_checked_on_is_what_is_promised() -> None:
     assert project["requires-python"] == f">={pythons[0]}"
     runs = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     assert runs == ["make check", "make docs"]
+    assert " g++ " in (ROOT / "Dockerfile").read_text(encoding="utf-8")  # torch.compile on CPUs raises without it
 
 
 def test_lists_begin_after_a_blank_line() -> None:
