@@ -3,7 +3,7 @@
     python -m bench.injected make FOLDER --table sudden --seed 7     trains: every fault of a table (or healthy ones)
     python -m bench.injected judge FOLDER    bench/results/injected.csv: what explain says of each; docs/watch.md
     python -m bench.injected gallery FOLDER  docs/post-mortems.md
-    python -m bench.injected others FOLDER   sixteen other ways to break a training, and what explain says of each
+    python -m bench.injected others FOLDER   twenty other ways to break a training, and what explain says of each
     python -m bench.injected saved           bench/results/rollback.csv: trainings with a bad batch, rolled back and not
     python -m bench.injected cost            bench/results/watch_cost.csv: time of watching in a plain loop
     python -m bench.injected recorder        bench/results/recorder_cost.csv: time of the flight recorder in our loop

@@ -1,4 +1,4 @@
-"""Sixteen other ways to break a training, each once, in a plain loop with GPT-2."""
+"""Twenty other ways to break a training, each once, in a plain loop with GPT-2."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ WAYS = {
     "short": "8 tokens a row in place of 64",
     "sum": "the loss times 8",
     "nan": "one number of one gradient is NaN, once",
+    "eval": "evaluation mode",
+    "uphill": "the loss times -1",
+    "ended": "a rate of 0",
+    "smooth": "label smoothing of 0.3",
 }
+TIMES = {"sum": 8, "uphill": -1}
 
 
 def others(folder: Path) -> None:
@@ -68,13 +73,17 @@ def break_off(way: str, out: Path) -> None:
             given, labels = _batch(way if bad else "", x)
             if update == AT:
                 _once(way, model, optimizer)
-            loss = model(input_ids=given, labels=labels).loss * (8 if bad and way == "sum" else 1)
+            loss = model(input_ids=given, labels=labels).loss * (TIMES.get(way, 1) if bad else 1)
+            if bad and way == "smooth":
+                logits = model(input_ids=given).logits[:, :-1].flatten(0, 1)
+                loss = functional.cross_entropy(logits, given[:, 1:].flatten(), label_smoothing=0.3)
             loss.backward()
             if way == "nan" and update == AT:
                 model.transformer.h[2].mlp.c_fc.weight.grad[3, 3] = float("nan")
             nn.utils.clip_grad_norm_(model.parameters(), 0.001 if bad and way == "clip" else 1.0)
             for i, group in enumerate(optimizer.param_groups):
                 group["lr"] = RATE * min(1, update / 20) * (30 if bad and way == "group" and i == 1 else 1)
+                group["lr"] *= not (bad and way == "ended")
             optimizer.step()
             if not (bad and way == "kept"):
                 optimizer.zero_grad()
@@ -99,6 +108,8 @@ def _batch(way: str, x: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def _once(way: str, model: Any, optimizer: torch.optim.Optimizer) -> None:
     blocks = model.transformer.h
+    if way == "eval":
+        model.eval()
     if way == "frozen":
         blocks[1:3].requires_grad_(False)
     if way == "dropout":

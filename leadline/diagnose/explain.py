@@ -123,7 +123,7 @@ def _words(cause: Cause) -> str:
 KINDS = {
     "bad_batch": "a bad batch",
     "data": "other data, or another loss",
-    "labels": "labels that do not belong to their inputs",
+    "labels": "labels that do not belong to their inputs, or another loss",
     "rate": "a rate that is too high",
     "weights": "weights that were written to",
     "embedding": "embeddings that were written to",

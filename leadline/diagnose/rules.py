@@ -17,6 +17,7 @@ from leadline.flight import EMBEDDINGS
 
 OFTEN = 2, 0.5  # batches beside it, and their share of its jump, that make a bad batch one of many
 BESIDE = 0.25  # share of its jump that the loss of those before and after such a batch has at most
+TOGETHER = 0.7  # share of the change of the whole step that most layers have: it is not one layer's
 SAME = 1.5  # times that the loss of a few updates changes by at most, where only its gradients are of another scale
 LATER, SMALLER = 12, 0.85  # updates after which a jump in the loss has shown whether it is learnt from; gradients then
 
@@ -106,7 +107,8 @@ def _moments(t: Timeline, at: int) -> Cause | None:
     if abs(np.nanmedian(moved)) < math.log(1.3) or abs(np.nanmedian(pulled)) > math.log(2):
         return None
     same = np.nanmean(np.sign(moved) == np.sign(np.nanmedian(moved)))
-    if same < 0.8:
+    together = abs(np.nanmedian(moved)) > TOGETHER * abs(t.change(t.series["step"], at))
+    if same < 0.8 or not together:
         return None
     said = f"at update {update} all layers step {times:.3g} times as far as before, at the same rate and gradients"
     if times > 1:
@@ -146,10 +148,10 @@ def _data(t: Timeline, at: int) -> Cause | None:
         return Cause(
             "labels", "", update,
             f"since update {update} the loss is {now:.3g} in place of {level:.3g} and does not come back, while "
-            f"gradients have become smaller than before: nothing in the inputs tells the labels any more, or a part of "
-            f"the loss is new that cannot be learnt",
-            f"look at how inputs and labels are brought together from update {update} on, and at what is added to the "
-            f"loss (label smoothing, a penalty)",
+            f"gradients have become smaller than before: nothing in the inputs tells the labels any more, or the "
+            f"loss is computed in another way",
+            f"look at how inputs and labels are brought together from update {update} on, and at how the loss is "
+            f"computed (label smoothing, a penalty, the scale of logits)",
         )  # fmt: skip
     return Cause(
         "data", "", update,

@@ -372,6 +372,17 @@ def test_a_slow_fault_is_named_with_about_when_it_began(
     assert abs(first.update - AT) <= about
 
 
+def test_a_layer_that_shrinks_and_with_it_the_steps_of_all_are_no_lost_moments() -> None:
+    measured = rows()
+    for row in measured:
+        fading(row)
+        if AT <= row["update"] < AT + 8:
+            scale(row, 1, 1.4)
+            row["pulse"][1][4] *= 8
+    (cause,) = explain(measured).causes
+    assert (cause.kind, cause.where) == ("decay", "embeddings")
+
+
 def test_weights_written_to_once_do_not_grow_slowly() -> None:
     measured = rows()
     for row in measured:
