@@ -58,7 +58,7 @@ class Flight:
         said = {key: value for key, value in row.items() if key != "layers" or value != self.layers}
         self.layers = layers
         if "pulse" in row:
-            said["pulse"] = [[float(f"{value:.{DIGITS}g}") for value in values] for values in row["pulse"]]
+            said["pulse"] = [[_rounded(value) for value in values] for values in row["pulse"]]
         return to_json(said) + "\n"
 
     def close(self) -> None:
@@ -71,6 +71,11 @@ class Flight:
             yield
         except OSError as error:
             raise UserError(f"the flight recorder of {self.folder} cannot be written: {reason(error)}") from error
+
+
+def _rounded(value: float | None) -> float | None:
+    """None: what was read again was not finite."""
+    return None if value is None else float(f"{value:.{DIGITS}g}")
 
 
 def paths(folder: Path) -> tuple[Path, Path]:
@@ -86,7 +91,7 @@ def read(folder: Path) -> list[Row]:
         with contextlib.suppress(FileNotFoundError):
             for _, row in history.lines(path):
                 if row is not None:
-                    layers = row.get("layers", layers)
+                    layers = row.pop("layers", layers)
                     if "pulse" in row and any(len(values) != len(layers) for values in row["pulse"]):
                         del row["pulse"]  # the line that names the layers is damaged
                     named = {"layers": layers} if "pulse" in row else {}
