@@ -86,10 +86,11 @@ def numbers_of(row: Row) -> dict[str, float]:
 def layer_values(row: Row, quantity: str) -> dict[str, float]:
     """Of one of `leadline.pulse`'s quantities, by layer; empty where it was not measured."""
     from_pulse, number = row.get("pulse") or [], QUANTITIES.index(quantity)
-    if number >= len(from_pulse):
+    names = row.get("layers", [])
+    if number >= len(from_pulse) or len(from_pulse[number]) != len(names):
         return {}
     values = from_pulse[number]
-    return {name: math.inf if v is None else v for name, v in zip(row["layers"], values, strict=True)}
+    return {name: math.inf if v is None else v for name, v in zip(names, values, strict=True)}
 
 
 def collapse(row: dict[str, Any]) -> str:

@@ -49,7 +49,7 @@ def read(run: Path) -> Iterator[Facts]:
     for facts in every(run):
         try:
             rows = [(row["direction"], float(row["bleu"]), row["kind"]) for row in facts["by_direction"]]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
         if rows and all(isinstance(direction, str) for direction, *_ in rows):
             yield facts

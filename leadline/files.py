@@ -32,11 +32,16 @@ def _finite(value: object) -> object:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Raises ValueError at whatever is not JSON, also where it is nested too deeply."""
+    """Raises ValueError at whatever is not JSON, is nested too deeply, or holds text that cannot be written again."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it holds half of a character (a lone surrogate)") from None
+    return value
 
 
 def read_json(path: Path) -> Any:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from leadline.files import parse_json
 
 CLOCK = ("seconds", "tokens_per_second", "wait_seconds", "wait_share")  # of a row: not the same in two equal trainings
+MOST = 2**53  # updates, and more than any training has
 Row = dict[str, Any]  # of one update: what was measured by name; None where it was not finite
 
 
@@ -39,7 +42,10 @@ class History:
 
 
 def number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    """None for what is not finite, no number, or an integer beyond floating point."""
+    with contextlib.suppress(OverflowError):
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return None
 
 
 def lines(path: Path) -> list[tuple[bytes, Row | None]]:
@@ -57,7 +63,31 @@ def _parse(line: bytes) -> Row | None:
         row = parse_json(line)
     except ValueError:  # what is not UTF-8 too
         return None
-    return row if isinstance(row, dict) and number(row.get("update")) is not None else None
+    return row if isinstance(row, dict) and "update" in row and all(map(_fits, row, row.values())) else None
+
+
+def _fits(key: str, value: object) -> bool:
+    """Whether a value is of the kind that its key has; whatever is not listed here is a number."""
+    match key:
+        case "update":
+            return type(value) is int and 0 <= value <= MOST
+        case "alarm":
+            return isinstance(value, str)
+        case "layers":
+            return isinstance(value, list) and all(isinstance(name, str) for name in value)
+        case "changed":
+            return isinstance(value, dict) and all(isinstance(how, str) for how in value.values())
+        case "pulse":
+            return _is_table(value, float | None)
+        case "rows":
+            return _is_table(value, int)
+    return value is None or isinstance(value, float) or number(value) is not None
+
+
+def _is_table(value: object, kind: UnionType | type) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, list) and all(isinstance(one, kind) for one in each) for each in value
+    )
 
 
 def read(folder: Path) -> History:

@@ -58,4 +58,4 @@ class Usual:
 
 
 def _log(value: float) -> float:
-    return math.log(max(value, 1e-30))
+    return math.log(min(max(value, 1e-30), 1e250))  # so that any ratio of two is finite

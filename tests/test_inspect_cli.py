@@ -547,6 +547,28 @@ def test_a_function_that_does_not_give_a_model(
     assert_one_sentence(leadline("inspect", f"{module(MAKE)}:{function}"), part)
 
 
+BERT_LARGE = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 1024, "num_hidden_layers": 24,
+              "num_attention_heads": 16, "intermediate_size": 4096, "vocab_size": 30522}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ["inspecting", "with its 3.35e+08 weights needs at least 7.49 GiB", "this machine has 4"]),
+        ({"hidden_size": 10**9}, ["inspecting", "GiB of memory", "make the model smaller"]),
+        ({"num_hidden_layers": 10**9}, ["num_hidden_layers = 1000000000: at most 10,000 layers"]),
+    ],
+    ids=["large", "wide", "deep"],
+)
+def test_a_hugging_face_model_that_cannot_fit_is_not_built(
+    changes: dict[str, int], told: list[str], leadline: Leadline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("leadline.machine.memory", lambda: 4 * 2**30)
+    (tmp_path / "config.json").write_text(json.dumps(BERT_LARGE | changes))
+    assert_one_sentence(leadline("inspect", tmp_path), *told)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -66,6 +66,11 @@ def _said(error: Exception) -> str:
         return "the device is out of memory: lower train.batch_tokens, or decode.batch_tokens to translate"
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):  # Python's and numpy's; torch's
         return "this machine is out of memory: try a smaller model, train.batch_tokens or decode.batch_tokens"
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:  # bytes of a path or an argument
+        text = error.object[max(0, error.start - 60) : error.end + 60].encode(errors="backslashreplace").decode()
+        return f"a name that is not UTF-8 cannot be written: rename what is called {text}"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's, until Python 3.13
+        return f"{str(error).partition(' from ')[2]} is a link that leads to itself: remove it or name another path"
     if isinstance(error, RecursionError):
         return "something is nested too deeply to be read: look for thousands of brackets in a config or JSON file"
     return unusable(error)

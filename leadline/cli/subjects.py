@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from leadline.diagnose.probe import Subject, in_words
 from leadline.errors import UserError, first_line, not_a_run, runs_in
 from leadline.exchange import huggingface
 from leadline.model.init import base_of
+from leadline.model.size import require_depth, require_room, require_room_to_inspect, weights
 from leadline.training import checkpoint, optim
 from leadline.training import run as runs
 from leadline.training.trained import Trained, load
@@ -86,6 +88,9 @@ def of_config(config: Config, trained: Trained | None = None, progress: Progress
         task, model = replace(trained, config=config).task(progress), trained.model
     else:
         store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
+        vocabulary = store.manifest["vocab_size"]
+        require_room(config.model, vocabulary)
+        require_room_to_inspect("the model", weights(config.model, vocabulary))
         task = tasks.find(config.task)(config, store)
         model = task.build_model()
     model.use_attention("padded")
@@ -128,23 +133,36 @@ def _hugging_face(folder: Path, lr: float, seed: int) -> Subject:
         ) from None
     transformers.logging.set_verbosity_error()  # its warnings are about training and generating with this config
     path = folder / "config.json"
-    kind = getattr(transformers, huggingface.architecture(folder), None)
+    kind: Any = getattr(transformers, huggingface.architecture(folder), None)
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers has many of its own
         raise UserError(f"{path} cannot be read as a Hugging Face config: {first_line(error)}") from None
+    own = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    make = kind if own else partial(transformers.AutoModelForCausalLM.from_config, trust_remote_code=False)
+    _require_room(folder, lambda: make(config))
     torch.manual_seed(seed)
     try:
-        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
-            model: Any = kind(config)
-        else:
-            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model: Any = make(config)
         model.train()
         batches = [random_batch(model) for _ in range(BATCHES)]
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     except Exception as error:
         raise UserError(f"{path} does not say which model with a loss to build: {first_line(error)}") from None
     return Subject(model, batches, None, optimizer)
+
+
+def _require_room(folder: Path, make: Callable[[], nn.Module]) -> None:
+    """Before it is built: on the device meta a model of any size takes a second and no memory."""
+    for name, value in huggingface.description(folder).items():
+        if name.endswith(("layers", "n_layer")) and isinstance(value, int):
+            require_depth(f"{folder / 'config.json'}: {name}", value)
+    try:
+        with torch.device("meta"):
+            weights = sum(p.numel() for p in make().parameters())
+    except Exception:  # what is wrong is said where it is built
+        return
+    require_room_to_inspect(str(folder), weights)
 
 
 def _factory(what: str, lr: float, seed: int) -> Subject:

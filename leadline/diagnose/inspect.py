@@ -33,6 +33,7 @@ from leadline.files import Facts
 
 BATCHES = STEPS + 1  # at most: one a step, one to look at
 REACH = 8  # doublings or halvings of the rate until the edge must have come
+MOST_RATES = REACH // 2 + 2  # the one asked for, those four times further each, and one between the last two
 FASTEST = 1e30  # rates above it are a mistake, and cannot be multiplied in float32
 Progress = Callable[[str, int], None]  # what is being done, and how many more are done
 
@@ -124,7 +125,7 @@ def _inspected(subject: Subject, name: str, rate: float, warmup: int, seed: int,
 
     def log_odds(at: float) -> float:
         if at not in rollouts:
-            trying = f"trying lr {at:.1e} for {STEPS} steps"
+            trying = f"trying lr {at:.1e} for {STEPS} steps (rate {len(rollouts) + 1} of at most {MOST_RATES})"
             progress(trying, 0)
             rollouts[at] = probe.rollout(subject, at, STEPS, seed, start, partial(progress, trying, 1))
         return score(features(before, rollouts[at]))

@@ -316,7 +316,7 @@ def rollout(
     connections = subject.connections
     weights = [(name, p) for name, p in subject.model.named_parameters() if p.requires_grad]
     place = {w: c for c in reversed(connections) for w in c.weights}
-    with restored(subject.model, subject.optimizer):
+    with restored(subject.model, subject.optimizer) as first_weights:
         largest = max(group["lr"] for group in optimizer.param_groups) or 1.0
         rates = [float(group["lr"]) / float(largest) * rate for group in optimizer.param_groups]
         before = start
@@ -325,14 +325,13 @@ def rollout(
             for _, p in weights:
                 p.grad = None
             loss = float(subject.backward(batch, step))
-            old = [p.detach().clone() for _, p in weights] if step == 1 else []
             for group, value in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = value
             take_step(optimizer)
-            for (name, p), was in zip(weights, old, strict=False):
+            for name, p in weights if step == 1 else ():
                 c = place.get(name)
                 at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else ""}
-                moved = float((p.detach().float() - was.float()).norm())
+                moved = float((p.detach().float() - first_weights[p].float()).norm())
                 records.append(Record("update_norm", moved, name, step=step, seed=seed, rate=rate, **at))
             after = look(subject, shown)
             whole: dict[str, Any] = {"step": step, "seed": seed, "rate": rate}

@@ -87,7 +87,7 @@ def _loss_scale(t: Timeline, at: int) -> Cause | None:
         return None
     if np.sign(stays) != np.sign(np.nanmedian(jumps)) or abs(stays) < math.log(2):
         return None
-    update, times = int(t.updates[at]), math.exp(float(np.nanmedian(jumps)))
+    update, times = int(t.updates[at]), np.exp(float(np.nanmedian(jumps)))
     return Cause(
         "loss_scale", "", update,
         f"since update {update} the gradients of all layers are {times:.3g} times what they were, and the loss is not",
@@ -103,7 +103,7 @@ def _moments(t: Timeline, at: int) -> Cause | None:
     if abs(t.change(t.rates, at)) > math.log(RISE):  # another rate: nothing is as before
         return None
     moved, pulled = t.change(t.by_layer["update"], at), t.change(t.by_layer["grad"], at)
-    update, times = int(t.updates[at]), math.exp(float(np.nanmedian(moved)))
+    update, times = int(t.updates[at]), np.exp(float(np.nanmedian(moved)))
     if abs(np.nanmedian(moved)) < math.log(1.3) or abs(np.nanmedian(pulled)) > math.log(2):
         return None
     same = np.nanmean(np.sign(moved) == np.sign(np.nanmedian(moved)))
@@ -155,7 +155,7 @@ def _data(t: Timeline, at: int) -> Cause | None:
         )  # fmt: skip
     return Cause(
         "data", "", update,
-        f"since update {update} the loss is {now:.3g} in place of {level:.3g}, and {math.exp(stays):.2g} times that "
+        f"since update {update} the loss is {now:.3g} in place of {level:.3g}, and {np.exp(stays):.2g} times that "
         f"{len(after)} updates later: the batches from there on are not like those before, or their loss is computed "
         f"in another way",
         f"look at what the data source gives from update {update} on, and at how its loss is computed (scale, mask, "

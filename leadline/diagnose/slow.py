@@ -189,7 +189,7 @@ def _moved(t: Timeline, sign: int) -> Iterator[tuple[str, int, int, float]]:
             # Gains are seen in looks, and scalars such as ReZero's may pass zero.
             if layer not in seen and t.layers[layer] != NORMS:
                 seen.add(layer)
-                times = math.exp(sizes[at, layer] - sizes[first, layer])
+                times = np.exp(sizes[at, layer] - sizes[first, layer])
                 yield t.layers[layer], int(updates[first]) + 1, int(updates[at]), times
 
 
@@ -278,8 +278,8 @@ def trend(t: Timeline, causes: Sequence[Cause]) -> Iterator[Cause]:
         since, until = int(t.updates[first]) + 1, int(t.updates[at])
         yield Cause(
             "drift", "", since,
-            f"since about update {since} the loss rises little by little, from {math.exp(level[first]):.3g} to "
-            f"{math.exp(logs[at]):.3g} at update {until}, and neither the rate nor any layer's weights explain it: the "
+            f"since about update {since} the loss rises little by little, from {np.exp(level[first]):.3g} to "
+            f"{np.exp(logs[at]):.3g} at update {until}, and neither the rate nor any layer's weights explain it: the "
             f"data drift, or the training is slowly becoming unstable",
             f"look at what the data source gives from update {since} on; if it is the same, lower the rate",
         )  # fmt: skip

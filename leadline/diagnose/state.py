@@ -81,8 +81,11 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Whatever happens within, weights, buffers, gradients and optimizer are afterwards as they were."""
+def restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[dict[Tensor, Tensor]]:
+    """Whatever happens within, weights, buffers, gradients and optimizer are afterwards as they were.
+
+    Within, what each weight was is at hand.
+    """
     held = [(m, dict(m._parameters)) for m in model.modules()]
     values = _values(model.parameters())
     gradients = [(p, p.grad) for p in model.parameters()]
@@ -94,7 +97,7 @@ def restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Non
         p.grad = None
     try:
         with buffers_kept(model):
-            yield
+            yield dict(values)
     finally:
         for module, parameters in held:
             _refill(module._parameters, parameters)

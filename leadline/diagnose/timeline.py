@@ -39,7 +39,7 @@ class Timeline:
         self.layers: list[str] = next((row["layers"] for row in self.rows if row.get("layers")), [])
         numbers = [numbers_of(row) for row in self.rows]
         self.series = {
-            key: np.array([math.nan if n.get(key) is None else n[key] for n in numbers])
+            key: np.array([math.nan if n.get(key) is None else n[key] for n in numbers], float)
             for key in ("loss", "grad_norm", "step")
         }
         # Of a loss that may be negative the logarithm says nothing.

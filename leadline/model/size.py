@@ -8,6 +8,8 @@ from leadline.errors import UserError
 
 GIB = 2**30
 BLOCK = 10_000  # bytes that the objects of a block take at least, however narrow it is
+DEEPEST = 10_000  # layers; ten times what anybody has trained, and ten seconds to build
+COPIES = 6  # of the weights while a model is inspected: they, gradients, Adam's moments, what is put back (twice)
 
 
 def weights(model: ModelConfig, vocabulary: int) -> int:
@@ -27,6 +29,17 @@ def require_room(model: ModelConfig, vocabulary: int) -> None:
     layers = model.encoder_layers + model.decoder_layers
     needed = 4 * (weights(model, vocabulary) + model.max_length * model.dim) + BLOCK * layers
     _require(needed, machine.memory(), "this machine", f"building {_told(model, vocabulary)}")
+    require_depth("model.encoder_layers + model.decoder_layers", layers)
+
+
+def require_depth(name: str, layers: int) -> None:
+    if layers > DEEPEST:
+        raise UserError(f"{name} = {layers}: at most {DEEPEST:,} layers can be built")
+
+
+def require_room_to_inspect(name: str, count: int) -> None:
+    needed = 4 * COPIES * count
+    _require(needed, machine.memory(), "this machine", f"inspecting {name} with its {count:.3g} weights", "model")
 
 
 def require_room_to_train(config: Config, vocabulary: int, available: float, where: str, processes: int = 1) -> None:
@@ -52,9 +65,9 @@ def _told(model: ModelConfig, vocabulary: int) -> str:
     return f"{weights(model, vocabulary):.3g} weights ({sizes}, {vocabulary} tokens in the vocabulary)"
 
 
-def _require(needed: int, available: float, where: str, what: str) -> None:
+def _require(needed: int, available: float, where: str, what: str, cause: str = "model or the batch") -> None:
     if needed > available:
         raise UserError(
             f"{what} needs at least {needed / GIB:.3g} GiB of memory, and {where} has {available / GIB:.3g}: make the "
-            "model or the batch smaller"
+            f"{cause} smaller"
         )

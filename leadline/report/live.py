@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/content":
             return self._refuse(HTTPStatus.NOT_FOUND, "there is nothing here but / and /content")
         content = self.server.followed.content()
-        version = f'"{hashlib.sha256(content.encode()).hexdigest()}"'
+        version = f'"{hashlib.sha256(content.encode(errors="replace")).hexdigest()}"'
         if self.headers.get("If-None-Match") == version:
             return self._answer(HTTPStatus.NOT_MODIFIED, "application/json", "", version)
         return self._answer(HTTPStatus.OK, "application/json", content, version)
@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(status, "text/plain", f"{why}\n")
 
     def _answer(self, status: HTTPStatus, kind: str, text: str, version: str = "") -> None:
-        body = text.encode()
+        body = text.encode(errors="replace")  # the name of a folder may not be UTF-8
         self.send_response(status)
         for name, value in HEADERS.items():
             self.send_header(name, value)

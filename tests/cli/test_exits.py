@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -185,3 +187,17 @@ def test_a_full_disk_is_named_by_the_file_that_was_asked_for(
     answer = leadline("translate", finished, "-o", tmp_path / "out.txt", stdin=b"eins\n")
     assert (answer.code, answer.err) == (2, f"leadline: {tmp_path / 'out.txt'}: the disk is full\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_cannot_be_written_or_read_is_one_sentence(
+    leadline: Leadline, finished: Path, tmp_path: Path
+) -> None:
+    odd = shutil.copytree(finished, os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    answer = leadline("report", odd, "--out", tmp_path / "page.html")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("leadline: a name that is not UTF-8 cannot be written: rename what is called ")
+    assert "\\udcff" in answer.err
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    answer = leadline("report", tmp_path / "loop")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert str(tmp_path / "loop") in answer.err

@@ -107,7 +107,7 @@ def test_an_inspection_tells_what_it_is_doing(leadline: Leadline, text: Path) ->
     assert answer.code == 0, answer.err
     said = answer.err.splitlines()
     assert said[:3] == ["making the model …", "finding the residual connections …", "measuring streams and gradients …"]
-    assert said[3] == "trying lr 1.0e-03 for 5 steps …"
+    assert said[3] == "trying lr 1.0e-03 for 5 steps (rate 1 of at most 6) …"
 
 
 def test_an_update_that_a_run_does_not_have_is_not_replayed(leadline: Leadline, finished: Path) -> None:

@@ -66,6 +66,11 @@ def test_a_vocabulary_or_a_batch_that_cannot_fit_is_refused(
         train(tiny.set(train={"batch_tokens": BILLION}), tmp_path / "run")
 
 
+def test_a_model_is_no_deeper_than_can_be_built_in_seconds() -> None:
+    with pytest.raises(UserError, match=r"encoder_layers \+ model\.decoder_layers = 10001: at most 10,000 layers"):
+        Transformer(10, **SMALL | {"encoder_layers": 10_000, "decoder_layers": 1, "dim": 2, "ffn_dim": 1, "heads": 1})
+
+
 def test_recipes_fit_where_they_were_trained() -> None:
     """Also the largest, on a GPU; the estimate is what is needed at least."""
     classifier = recipes.mrpc().set(train={"batch_tokens": BILLION})  # the most that 32 sequences may take

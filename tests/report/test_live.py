@@ -229,3 +229,12 @@ def test_alarms_are_shown_the_latest_first(run: Path) -> None:
     assert "And 2 before." in main
     assert main.index("update 12: look") < main.index("update 11: look")
     assert "update 2: look" not in main
+
+
+def test_a_run_whose_name_is_not_utf8_is_shown(run: Path) -> None:
+    odd = run.rename(os.fsdecode(os.fsencode(run.parent) + b"/\xff"))
+    with served(Followed([odd])) as server:
+        for path in ("/", "/content"):
+            status, _, text = ask(server, path)
+            assert status == 200
+            assert "?: " in text
