@@ -236,7 +236,6 @@ class _Encoder:
         self.config: DataConfig = configuration.from_dict(work["data"], DataConfig, "data.")
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json", self.config)
         self.split = splitter(self.config.source_lang)
-        self.kind = np.uint16 if self.tokenizer.vocab_size <= 1 << 16 else np.uint32
 
     def encode(self, number: int, block: Block) -> dict[str, Any]:
         """Write the shard of a block; what it holds."""
@@ -262,14 +261,16 @@ class _Encoder:
             for number, paragraphs in enumerate(documents)
             for sentence in self._sentences(paragraphs)
         )
-        parts, lengths, owners = [np.zeros(0, self.kind)], list[int](), list[int]()
+        nothing = np.zeros(0, np.int64)
+        parts, lengths, owners = [self.tokenizer.stored(nothing)], [nothing], [nothing]
         while some := list(itertools.islice(sentences, CHUNK)):
-            encoded = self.tokenizer.encode([sentence for _, sentence in some], self.config.source_lang)
-            parts.append(np.fromiter(itertools.chain.from_iterable(encoded), dtype=self.kind))
-            lengths += [len(tokens) for tokens in encoded if tokens]
-            owners += [number for (number, _), tokens in zip(some, encoded, strict=True) if tokens]
-        ends = np.cumsum(lengths, dtype=np.int64).astype(np.uint32)
-        counts = np.bincount(np.array(owners, dtype=np.int64))
+            encoded = self.tokenizer.encode_flat([sentence for _, sentence in some], self.config.source_lang)
+            used = encoded.lengths > 0
+            parts.append(self.tokenizer.stored(encoded.tokens))
+            lengths.append(encoded.lengths[used])
+            owners.append(np.array([number for number, _ in some])[used])
+        ends = np.cumsum(np.concatenate(lengths)).astype(np.uint32)
+        counts = np.bincount(np.concatenate(owners))
         shard = Shard(np.concatenate(parts), ends, np.cumsum(counts[counts > 0]).astype(np.uint32))
         return ended(shard, self.tokenizer.end_of_text) if self.tokenizer.exact else shard
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from leadline.config import DataConfig
 from leadline.data.directions import ends, targets, unseen
+from leadline.data.flat import Flat, spans
 from leadline.data.many import FLORES, Many
 from leadline.data.pairs import Pair, Pairs
 from leadline.data.sampling import counts
@@ -104,63 +105,65 @@ def _every(folder: Path, source: Many) -> dict[str, dict[str, int]]:
 
 def _encode(folder: Path, split: str, source: Pairs, tokenizer: Tokenizer, progress: Any) -> dict[str, Any]:
     """Write a split; counts what it holds and what was left out."""
-    kind = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    parts: list[np.ndarray] = []
-    lengths: list[tuple[int, int]] = []
+    parts, lengths = [tokenizer.stored(np.zeros(0, np.int64))], [np.zeros((0, 2), np.int64)]
     rows = empty = shards = waiting = 0
     tokens = np.zeros(2, dtype=np.int64)
     directions: Counter[str] = Counter()
 
     def write_shard() -> None:
-        ends = np.cumsum(np.array(lengths, dtype=np.int64).reshape(-1)).reshape(-1, 2)
-        np.save(folder / f"{split}-{shards:05d}.tokens.npy", np.concatenate([np.zeros(0, kind), *parts]))
+        ends = np.cumsum(np.concatenate(lengths).reshape(-1)).reshape(-1, 2)
+        np.save(folder / f"{split}-{shards:05d}.tokens.npy", np.concatenate(parts))
         np.save(folder / f"{split}-{shards:05d}.ends.npy", ends)
-        parts.clear()
-        lengths.clear()
+        del parts[1:], lengths[1:]
 
     with contextlib.ExitStack() as stack:
         text = split != "train" and stack.enter_context((folder / f"{split}.text.jsonl").open("w", encoding="utf-8"))
-        for direction, some, sides in _chunks(source, split, tokenizer):
-            encoded = [each for each in zip(some, *sides, strict=True) if all(each[1:])]
-            empty += len(some) - len(encoded)
-            lengths += [(len(left), len(right)) for _, left, right in encoded]
-            flat = itertools.chain.from_iterable(side for _, *sides in encoded for side in sides)
-            parts.append(np.fromiter(flat, dtype=kind))
+        for chunk in _chunks(source, split, tokenizer):
+            kept = len(chunk.lengths)
+            empty += len(chunk.pairs) - kept
+            lengths.append(chunk.lengths)
+            parts.append(tokenizer.stored(chunk.tokens))
             if text:
-                text.writelines(json.dumps(pair, ensure_ascii=False) + "\n" for pair, _, _ in encoded)
-            rows, waiting = rows + len(encoded), waiting + len(parts[-1])
-            directions[direction] += len(encoded)
-            tokens += np.array(lengths[len(lengths) - len(encoded) :]).reshape(-1, 2).sum(0, dtype=np.int64)
-            progress(f"encoding {split}", len(some))
+                used = itertools.compress(chunk.pairs, chunk.used)
+                text.writelines(json.dumps(pair, ensure_ascii=False) + "\n" for pair in used)
+            rows, waiting = rows + kept, waiting + len(parts[-1])
+            directions[chunk.direction] += kept
+            tokens += chunk.lengths.sum(0)
+            progress(f"encoding {split}", len(chunk.pairs))
             if waiting >= SHARD_TOKENS:
                 write_shard()
                 shards, waiting = shards + 1, 0
-        if lengths or not shards:
+        if any(map(len, lengths)) or not shards:
             write_shard()
             shards += 1
     facts = {"rows": rows, "shards": shards, "tokens": tokens.tolist(), "empty_left_out": empty}
     return facts | {"directions": dict(directions)}
 
 
-Side = list[list[int]]
+class _Chunk(NamedTuple):
+    direction: str
+    pairs: list[Pair]
+    used: np.ndarray  # [pairs] bool: with tokens on both sides
+    tokens: np.ndarray  # of those, one row after the other: source, target, source, …
+    lengths: np.ndarray  # [used pairs, 2] of them
 
 
-def _chunks(source: Pairs, split: str, tokenizer: Tokenizer) -> Iterator[tuple[str, list[Pair], tuple[Side, Side]]]:
-    """(direction, pairs, their tokens); an empty side has none, also where a tag would stand before it."""
+def _chunks(source: Pairs, split: str, tokenizer: Tokenizer) -> Iterator[_Chunk]:
     tagged = tokenizer.config.directions and tokenizer.config.tag == "source"
     for left, right, stream in source.streams(split):
-        first = [tokenizer.special(tag(right))] if tagged else []
+        first = tokenizer.special(tag(right)) if tagged else None
         while some := list(itertools.islice(stream, CHUNK)):
-            sources = tokenizer.encode([pair[0] for pair in some], left)
-            targets = tokenizer.encode([pair[1] for pair in some], right)
-            yield f"{left}-{right}", some, ([first + side if side else [] for side in sources], targets)
-
-
-class Flat(NamedTuple):
-    """Sequences end to end."""
-
-    tokens: np.ndarray  # int64
-    lengths: np.ndarray  # of each sequence
+            sides = [tokenizer.encode_flat([pair[i] for pair in some], each) for i, each in enumerate((left, right))]
+            both, lengths = (np.concatenate(parts) for parts in zip(*sides, strict=True))
+            begins = np.cumsum(lengths) - lengths
+            begins, lengths = (each.reshape(2, -1).T for each in (begins, lengths))
+            used = np.logical_and(*lengths.T)
+            begins, lengths = begins[used], lengths[used]
+            tokens = both[spans(begins.reshape(-1), lengths.reshape(-1))]
+            if first is not None:
+                tokens = np.insert(tokens, np.cumsum(lengths.sum(1)) - lengths.sum(1), first)
+                lengths = lengths + np.array([1, 0])
+            yield _Chunk(f"{left}-{right}", some, used, tokens, lengths)
 
 
 @dataclass(frozen=True)
@@ -216,11 +219,6 @@ class Split:
     def lengths(self) -> np.ndarray:
         """[rows, 2] tokens on each side."""
         return self._places[1].astype(np.int32)
-
-
-def spans(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """begin, begin + 1, …, begin + length - 1 of each, end to end."""
-    return np.arange(lengths.sum()) + np.repeat(begins - np.cumsum(lengths) + lengths, lengths)
 
 
 class _Loaded(Sequence[np.ndarray]):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from leadline.data.corpus import Shard
-from leadline.data.parallel import Flat, spans
+from leadline.data.flat import Flat, spans
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ from tokenizers import Tokenizer as BPE
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from leadline.config import DataConfig
+from leadline.data.flat import Flat
+from leadline.data.words import APART, BERT, DOCUMENTS, SPACES, Words
 from leadline.errors import UserError
 from leadline.files import write_text
 
@@ -44,12 +46,6 @@ PROBE = "A a  ﬁ é\u0301\n"  # text that normalizers change
 ALPHABET = 1000  # characters of documents that are tokens
 COVERAGE = 0.9995  # share of the characters of many languages that are tokens; the others are bytes
 LONG_WORD = 1000  # characters; learning from a word takes the library time that grows with the square of its length
-REMEMBERED = 1 << 20  # characters of the words whose tokens are kept; about 30 MB
-
-# How text is split before the merges.
-SPACES, BERT = pre_tokenizers.Metaspace(), pre_tokenizers.BertPreTokenizer()
-APART = pre_tokenizers.Sequence([SPACES, pre_tokenizers.Punctuation()])
-DOCUMENTS = pre_tokenizers.Sequence([BERT, SPACES])
 
 _DETACHED = re.compile(r"\s[.,。，](?=\s|$)|&(?:apos|quot|amp|#91|#93);|@-@")
 _ATTACHED = re.compile(r"\w[.,。，](?=\s|$)")
@@ -175,51 +171,13 @@ def _bytes_are_text(bpe: BPE) -> BPE:
     return BPE.from_str(json.dumps(state))
 
 
-class _Words:
-    """Lines to tokens; where those of a line are those of its words, words that come again are looked up.
-
-    The library takes longer for each word than that, and text has the same words again and again.
-    """
-
-    def __init__(self, bpe: BPE) -> None:
-        self.bpe = bpe
-        self.known: dict[str, list[int]] = {}
-        self.characters = 0  # of those words
-
-    def encode(self, lines: list[str]) -> list[list[int]]:
-        if not self._are_apart:
-            return self._whole(lines)
-        if self.characters > REMEMBERED:
-            self.known, self.characters = {}, 0
-        known = self.known  # another thread may begin a new one
-        # The library puts ▁ before every word but one that has its own and begins a line: such lines are taken whole.
-        texts = [[line] if "▁" in line else line.split(" ") for line in lines]
-        new = [*set(itertools.chain.from_iterable(texts)).difference(known)]
-        known.update(zip(new, self._whole(new), strict=True))
-        self.characters += sum(map(len, new))
-        return [list(itertools.chain.from_iterable(map(known.__getitem__, words))) for words in texts]
-
-    def _whole(self, lines: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.bpe.encode_batch(lines, add_special_tokens=False)]
-
-    @functools.cached_property
-    def _are_apart(self) -> bool:
-        """Of what we learn they are; other vocabularies may change text, or have tokens of several words."""
-        return (
-            str(self.bpe.pre_tokenizer) in map(str, (SPACES, APART, DOCUMENTS, BERT))
-            and self.bpe.normalizer is None
-            and all(token.special for token in self.bpe.get_added_tokens_decoder().values())
-            and not getattr(self.bpe.model, "dropout", None)
-        )
-
-
 class Tokenizer:
     """The BPE with what goes before and after it."""
 
     def __init__(self, bpe: BPE, config: DataConfig, target: BPE | None = None) -> None:
         """`target` splits text of the target language, into tokens of the same vocabulary."""
         self.bpe, self.config, self.target = bpe, config, target
-        self._words, self._target_words = _Words(bpe), _Words(target or bpe)
+        self._words, self._target_words = Words(bpe), Words(target or bpe)
         for each in (bpe, target or bpe):
             each.encode_special_tokens = True  # "<pad>" in somebody's text is text
             each.no_truncation()  # a published vocabulary may say otherwise: text would be lost, or filled up
@@ -251,9 +209,21 @@ class Tokenizer:
 
     def encode(self, lines: Sequence[str], language: str) -> list[list[int]]:
         """Tokens of each line, without begin and end."""
+        return self.encode_flat(lines, language).lists()
+
+    def encode_flat(self, lines: Sequence[str], language: str) -> Flat:
         cleaned = list(lines) if self.exact else [clean(line, self.config, language) for line in lines]
         of_target = self.target is not None and language == self.config.target_lang
         return (self._target_words if of_target else self._words).encode(cleaned)
+
+    def stored(self, tokens: np.ndarray) -> np.ndarray:
+        """In the type that shards have, which holds every number below the size of the vocabulary."""
+        if (most := tokens.max(initial=0)) >= self.vocab_size:
+            raise UserError(
+                f"data.vocabulary={self.config.vocabulary} has {self.vocab_size:,} tokens and one of them is number "
+                f"{most:,}: use a vocabulary whose numbers leave none out"
+            )
+        return tokens.astype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
     def decode(self, tokens: Iterable[Sequence[int]]) -> list[str]:
         """Lines as the model was trained on them: tokenised text stays tokenised."""

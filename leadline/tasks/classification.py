@@ -19,7 +19,8 @@ from torch import Tensor
 
 from leadline.config import Config
 from leadline.data.batching import Shape
-from leadline.data.parallel import Flat, Split, spans
+from leadline.data.flat import Flat, spans
+from leadline.data.parallel import Split
 from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.kernels.cross_entropy import cross_entropy

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leadline.config import Config
-from leadline.data.parallel import Flat
+from leadline.data.flat import Flat
 from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.kernels.pack import Pack, pack_flat

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from leadline.data.parallel import spans
+from leadline.data.flat import spans
 from leadline.data.tokenizer import BERT_SPECIAL, Tokenizer
 
 ORDER, EDGE, FATE, OTHER, CUT, FOLLOWS, PARTNER, START = range(8)  # what a number is drawn for

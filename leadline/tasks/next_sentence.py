@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leadline.data.parallel import Flat
+from leadline.data.flat import Flat
 from leadline.data.sequences import Places, Sequences
 from leadline.tasks import masking
 from leadline.tasks.masking import uniform

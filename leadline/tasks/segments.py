@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from leadline.data.parallel import Flat, spans
+from leadline.data.flat import Flat, spans
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from leadline.config import Config
 from leadline.data import batching
 from leadline.data.batching import Shape
 from leadline.data.directions import arrow, ends
-from leadline.data.parallel import Flat, Split
+from leadline.data.flat import Flat
+from leadline.data.parallel import Split
 from leadline.data.sampling import drawn
 from leadline.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from leadline.errors import UserError

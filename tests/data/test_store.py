@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from leadline.config import DataConfig
-from leadline.data import manifest, parallel, store, tokenizer
+from leadline.data import manifest, parallel, store, words
 from leadline.data.pairs import TextFolder
 from leadline.data.sources import open_source
 from leadline.data.store import Store, prepare
@@ -111,6 +111,15 @@ def test_a_shard_that_ends_with_the_split_is_not_followed_by_an_empty_one(corpus
     opened = Store(prepare(corpus(train=50)))
     assert opened.manifest["splits"]["train"]["shards"] == 5
     assert all(len(ends) == 10 for ends in opened.split("train").ends)
+
+
+def test_pairs_that_are_left_out_behind_the_last_shard_make_no_empty_one(write, monkeypatch) -> None:
+    monkeypatch.setattr(parallel, "SHARD_TOKENS", 1)
+    monkeypatch.setattr(parallel, "CHUNK", 1)
+    two = {"train.de": ["ein", ""], "train.en": ["a", "dog"], "valid.de": ["ein"], "valid.en": ["a"]}
+    opened = Store(prepare(DataConfig(source=f"text:{write(two)}", vocab_size=16)))
+    train = opened.manifest["splits"]["train"]
+    assert (train["rows"], train["shards"], train["empty_left_out"]) == (1, 1, 1)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -320,7 +329,7 @@ class TestPrepared:
 def test_memory_does_not_grow_with_the_corpus(corpus, monkeypatch) -> None:
     monkeypatch.setattr(parallel, "SHARD_TOKENS", 2000)
     monkeypatch.setattr(parallel, "CHUNK", 32)
-    monkeypatch.setattr(tokenizer, "REMEMBERED", 500)
+    monkeypatch.setattr(words, "REMEMBERED", 500)
 
     def peak(size: int) -> int:
         """Of the stages that go through train."""

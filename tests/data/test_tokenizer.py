@@ -14,6 +14,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from leadline.config import DataConfig
 from leadline.data import tokenizer as tokenizers
+from leadline.data import words
 from leadline.data.tokenizer import BERT_SPECIAL, BOS, EOS, PAD, SPECIAL, UNK, Tokenizer, clean, learn, tokenisation
 from leadline.errors import UserError
 
@@ -74,7 +75,7 @@ def test_each_line_of_a_batch_is_encoded_as_if_alone(raw: Tokenizer) -> None:
 ODD = ["▁", "▁das", "das ▁das ▁ ▁▁", "x▁y ▁x x▁", "<pad> <to de>", "das, das", "a\u0301 \u0301", "\u200b 漢字 😀", ""]
 
 
-@pytest.mark.parametrize("remembered", [0, 100, tokenizers.REMEMBERED])
+@pytest.mark.parametrize("remembered", [0, 100, words.REMEMBERED])
 @pytest.mark.parametrize(
     ("options", "learnt"),
     [
@@ -86,7 +87,7 @@ ODD = ["▁", "▁das", "das ▁das ▁ ▁▁", "x▁y ▁x x▁", "<pad> <to d
     ],
 )
 def test_words_that_are_looked_up_are_what_the_library_makes_of_lines(monkeypatch, remembered, options, learnt) -> None:
-    monkeypatch.setattr(tokenizers, "REMEMBERED", remembered)
+    monkeypatch.setattr(words, "REMEMBERED", remembered)
     lines = [*RAW.values(), *ODD]
     size = 500 if learnt.get("languages") else 250
     config = DataConfig(vocab_size=size, **options)
@@ -98,6 +99,25 @@ def test_words_that_are_looked_up_are_what_the_library_makes_of_lines(monkeypatc
         whole = [encoding.ids for encoding in tokenizer.bpe.encode_batch(cleaned, add_special_tokens=False)]
         assert tokenizer.encode(some, "en") == whole
     assert tokenizer._words.known
+
+
+def test_words_that_an_interrupted_call_has_numbered_are_encoded_by_the_next(raw: Tokenizer, monkeypatch) -> None:
+    fresh = Tokenizer(raw.bpe, raw.config)
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh._words, "_whole", lambda lines: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            fresh.encode(["das ist"], "de")
+    assert fresh.encode(["ist ein", "das"], "de") == raw.encode(["ist ein", "das"], "de")
+    assert fresh.encode([], "de") == []
+
+
+def test_a_vocabulary_that_leaves_numbers_out_is_refused_where_a_shard_could_not_hold_them(raw: Tokenizer) -> None:
+    state = json.loads(raw.bpe.to_str())
+    state["model"] = {"type": "WordLevel", "vocab": {"▁a": 4, "▁b": 70_000, "<unk>": 3}, "unk_token": "<unk>"}
+    state["added_tokens"] = []
+    sparse = Tokenizer(StandardTokenizer.from_str(json.dumps(state)), raw.config)
+    with pytest.raises(UserError, match="has 3 tokens and one of them is number 70,000"):
+        sparse.stored(sparse.encode_flat(["b"], "de").tokens)
 
 
 @pytest.mark.parametrize("change", ["tokens of several words", "a normaliser", "no ▁ at the beginning", "dropout"])
