@@ -196,7 +196,7 @@ def test_batches_that_are_bad_again_and_again_are_of_the_data() -> None:
 
     measured = rows()
     for row in measured:  # two near each other are not other data either
-        row["loss"] *= 1.4 if row["update"] in (52, AT, AT + 2, 71, 80, 90) else 1
+        row["loss"] *= {AT: 2.0, AT + 2: 2.2, 76: 2.0, 84: 2.0}.get(row["update"], 1)
     assert not explain(measured).causes
 
 
@@ -212,17 +212,16 @@ def test_gradients_that_shrink_with_the_loss_are_of_no_other_scale() -> None:
 
 def test_a_loss_that_may_be_negative_is_not_followed() -> None:
     """A likelihood of densities, say: its logarithm says nothing."""
-    measured, seer = rows(), Seer()
+    measured: list[Row] = []
+    for seed in range(8):
+        measured, seer, rng = rows(200, seed=seed), Seer(), np.random.default_rng(seed)
+        for row in measured:
+            row["loss"] = 3 * math.exp(-row["update"] / 60) - 0.5 + 0.1 * float(rng.normal())
+        assert not any(seer.see(row) for row in measured)
+        assert not explain(measured).causes
     for row in measured:
-        row["loss"] -= 1.6
-    assert min(row["loss"] for row in measured) < -0.1
-    assert not any(seer.see(row) for row in measured)
-    assert not explain(measured).causes
-    with_a_fault = rows()
-    for row, other in zip(with_a_fault, measured, strict=True):
         rate(row)
-        row["loss"] = other["loss"]
-    assert [cause.kind for cause in explain(with_a_fault).causes] == ["rate"]
+    assert [cause.kind for cause in explain(measured).causes] == ["rate"]
 
 
 def test_settings_that_change_again_and_again_are_no_fault() -> None:
@@ -408,10 +407,8 @@ def test_a_norm_that_starves() -> None:
     (cause,) = explain(rows(), [look(update, norm_output=size) for update, size in outputs.items()]).causes
     assert (cause.kind, cause.where) == ("starving", "b.attn")
     assert abs(cause.update - AT) <= 5
-    once = {update: size if update <= AT else 0.03 * size for update, size in outputs.items()}  # it was written to
-    for update in (45, 50, 55):
-        once[update] = 1 - update / 1000
-    assert explain(rows(), [look(update, norm_output=once[update]) for update in sorted(once) if update <= 65]).healthy
+    once = {40: 0.98, 45: 0.97, 50: 0.96, 55: 0.95, 60: 0.03, 65: 0.029}  # it was written to
+    assert explain(rows(), [look(update, norm_output=size) for update, size in once.items()]).healthy
     slower = [look(50 * update, norm_output=size) for update, size in outputs.items()]  # as trained gains do
     assert explain(rows(), slower).healthy
 
