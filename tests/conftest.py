@@ -57,9 +57,29 @@ def quicken_interpreter() -> None:
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = prepare_once, launch_anew
 
 
+def multiply_bf16() -> None:
+    """Triton's interpreter keeps bf16 as whole numbers, and multiplies matrices of them as such."""
+    import numpy as np
+    from triton import language
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    multiply = InterpreterBuilder.create_dot
+
+    def wide(x: Any) -> Any:
+        if x.dtype.scalar != language.bfloat16:
+            return x
+        return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), language.float32)
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return multiply(self, wide(a), wide(b), *others)
+
+    InterpreterBuilder.create_dot = create_dot
+
+
 if os.environ.get("TRITON_INTERPRET") == "1":
     with contextlib.suppress(ImportError, AttributeError):
         quicken_interpreter()
+        multiply_bf16()
 
 
 @pytest.fixture

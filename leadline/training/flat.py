@@ -141,11 +141,11 @@ class FlatAdam(torch.optim.Optimizer):
         Can be captured: all that changes from update to update is in `control`.
         """
         flat, config = self.flat, self.config
-        for place, moments in zip(self.places, self.moments, strict=True):
+        for place, (first, second) in zip(self.places, self.moments, strict=True):
             copy = None if flat.copy is None else flat.copy[place]
             decayed = min(max(0, flat.decayed - place.start), place.stop - place.start)
             adam(
-                flat.weights[place], flat.gradients[place], *moments, copy, control, norm, betas=config.betas,
+                flat.weights[place], flat.gradients[place], first, second, copy, control, norm, betas=config.betas,
                 eps=config.eps, weight_decay=config.weight_decay, decoupled=config.name == "adamw", decayed=decayed,
                 clip=config.clip, norm_is_known=self.shard is not None, launch=launch,
             )  # fmt: skip

@@ -97,6 +97,19 @@ def test_words_that_are_no_multiple_of_8_are_filled_up_and_what_fills_them_stays
     assert_close({name: p.detach() for name, p in model.named_parameters()}, plain_weights, 2e-3)
 
 
+def test_in_bf16_the_loss_and_the_norms_of_layers_are_about_those_of_the_eager_step(config: Config) -> None:
+    config = config.set(train={"precision": "bf16", "log_every": 1}, data={"vocab_size": 203})
+    results = []
+    for way in ("graph", "eager"):
+        step, batches, _ = steps(config.set(train={"step": way}))
+        results.append(step(batches[:1], 1, 0.01))
+    found, expected = results
+    assert float(found.loss) == pytest.approx(float(expected.loss), rel=5e-3)
+    assert found.pulse is not None
+    assert expected.pulse is not None
+    assert found.pulse[0].tolist() == pytest.approx(expected.pulse[0].tolist(), rel=0.05)
+
+
 class Hashed(Plain):
     """torch's operations with the dropout of the fused kernels, drawn for the same places."""
 
