@@ -6,6 +6,7 @@ a fixed length instead, which begin and end anywhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,30 +75,51 @@ def gathered(arrays: list[np.ndarray], places: Places) -> np.ndarray:
 
 def cut(shards: list[Shard], room: int) -> Sequences:
     """Into sequences of at most `room` tokens."""
-    rows: list[np.ndarray] = []
-    documents = 0
+    rows, documents = _Columns(), 0
     for number, shard in enumerate(shards):
-        begins, ends, document = _cut(np.asarray(shard.ends, np.int64), np.asarray(shard.documents, np.int64), room)
-        inside = np.searchsorted(shard.ends, begins, "right"), np.searchsorted(shard.ends, ends, "left")
-        of = np.full(len(begins), number)
-        rows.append(np.stack([of, begins, ends, document + documents, *inside]).astype(np.uint32))
-        documents += len(shard.documents)
-    shard_of, begins, ends, document, *inner = np.concatenate(rows, axis=1)
-    return Sequences(shards, shard_of, begins, ends, document, np.stack(inner, axis=1))
+        ends, lasts = _in_memory(shard.ends), _in_memory(shard.documents)
+        begins, stops, document = _cut(ends.astype(np.int64), lasts.astype(np.int64), room)
+        inside = np.searchsorted(ends, begins, "right"), np.searchsorted(ends, stops, "left")
+        rows.add(np.uint32, np.full(len(begins), number), begins, stops, document + documents, np.stack(inside, axis=1))
+        documents += len(lasts)
+    return Sequences(shards, *rows.joined())
 
 
 def windows(shards: list[Shard], room: int, across: bool) -> Places:
     """All tokens in stretches of `room`, the last of a document as long as what is left; across: of a shard."""
-    parts = []
+    rows = _Columns()
     for number, shard in enumerate(shards):
-        ends = np.array([len(shard.tokens)]) if across else shard.ends[shard.documents.astype(np.int64) - 1]
+        ends = np.array([len(shard.tokens)]) if across else _in_memory(shard.ends)[shard.documents.astype(np.int64) - 1]
         ends = ends.astype(np.int64)
         sizes = np.diff(ends, prepend=0)
         counts = -(-sizes // room)
         begins = np.repeat(ends - sizes, counts) + room * spans(np.zeros_like(counts), counts)
         lengths = np.minimum(room, np.repeat(ends, counts) - begins)
-        parts.append((np.full(len(begins), number), begins, lengths))
-    return Places(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+        rows.add(np.int64, np.full(len(begins), number), begins, lengths)
+    return Places(*rows.joined())
+
+
+class _Columns:
+    """Arrays side by side that grow shard by shard: of millions of rows, so that there are never two copies of all."""
+
+    def __init__(self) -> None:
+        self.columns: list[list[np.ndarray]] = []
+
+    def add(self, kind: type[np.integer], *parts: np.ndarray) -> None:
+        self.columns = self.columns or [[] for _ in parts]
+        for column, part in zip(self.columns, parts, strict=True):
+            column.append(part.astype(kind))
+
+    def joined(self) -> Iterator[np.ndarray]:
+        for column in self.columns:
+            whole = np.concatenate(column)
+            column.clear()
+            yield whole
+
+
+def _in_memory(array: np.ndarray) -> np.ndarray:
+    """What is looked at once: of a mapped file, the pages would stay and count as this process's."""
+    return np.load(array.filename) if isinstance(array, np.memmap) and array.filename else array
 
 
 def _cut(ends: np.ndarray, documents: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -184,7 +184,10 @@ def _updates(
     waiting = Waiting(setup.device)
     since = Since(waiting, torch.tensor(state.losses, device=setup.device).unbind())
     watchers = setup.watchers()
-    for epoch, begin, used, ends_epoch, rows, batches in prefetched(batches_of(setup, state)):
+    updates = batches_of(setup, state)
+    if setup.device.type != "cpu":  # there a thread would take the cores that the step computes on
+        updates = prefetched(updates)
+    for epoch, begin, used, ends_epoch, rows, batches in updates:
         lr = rate_of(setup, state, state.update + 1)
         recorder.begin(epoch, begin, rows, lr)
         due = [watcher for watcher in watchers if watcher.due(state.update + 1)]

@@ -1,4 +1,4 @@
-"""Batches are made in a thread while the device works on earlier ones."""
+"""Batches are made in a thread while a GPU works on earlier ones."""
 
 from __future__ import annotations
 
