@@ -90,7 +90,7 @@ def finetune_command(
 
 @app.command()
 def classify(
-    run: RunFolder,
+    run: Annotated[Path, typer.Argument(help="A fine-tuned run, or the folder that finetune wrote: its best run.")],
     source: Annotated[
         Path | None, typer.Option("--input", "-i", help="A file of texts, one per line; stdin if not given.")
     ] = None,
@@ -101,9 +101,11 @@ def classify(
 ) -> None:
     """Label new text with a fine-tuned run, line by line; separate two texts by a tab."""
     from leadline.data.text import lines_of, lines_ready
+    from leadline.jobs.finetune import best_in
     from leadline.tasks.classifier import Classifier
     from leadline.training.run import labels_of
 
+    run = best_in(run)
     trained, labels = load_run(run, which, device, None, allow_code), labels_of(run)
     if not labels:
         raise UserError(f"{run} has no labels: it was trained for {trained.config.task} and cannot classify")

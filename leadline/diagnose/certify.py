@@ -51,7 +51,8 @@ def certificate(inspection: Inspection) -> Certificate:
 def lines(certified: Certificate) -> list[str]:
     """In words, the answer first."""
     said = [f"{certified.name}: {'certified' if certified.certified else 'not certified'}"]
-    said += [f"  {stack.name}: {stack.layers} layers, {stack.placement}" for stack in certified.stacks]
+    for stack in certified.stacks:
+        said.append(f"  {stack.name}: {stack.layers} layer{'s' * (stack.layers != 1)}, {stack.placement}")
     if certified.probability is not None:
         asked = f"lr {certified.rate:g}, warm-up {certified.warmup}"
         said.append(f"  at {asked}: probability of learning {certified.probability:.2f}")

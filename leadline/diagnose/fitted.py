@@ -14,13 +14,19 @@ WIDTHS = (32, 128)
 LAYERS = 24  # of each stack
 START = "xavier"
 OPTIMIZER = "Adam"
+ADAMS = ("Adam", "AdamW")  # their rates mean the same
 HIGHEST = 4.5e-2  # edge of the fit: 3.2e-2 learnt, 6.4e-2 did not, with any model
 BATCHES = 3  # with fewer, the loss is looked at on a batch that is trained on, or after one that says little
 
 
+def unlike(connections: Sequence[Connection], facts: Mapping[str, Any]) -> bool:
+    """Whether the placement or the optimizer is none of the fit's, so that five steps may not say how it goes on."""
+    return not {c.placement for c in connections} <= {*PLACEMENTS} or facts.get("optimizer") not in ADAMS
+
+
 def limit(facts: Mapping[str, Any]) -> float:
     """The rate above which nothing is promised; of optimizers whose rates mean something else, none."""
-    return HIGHEST if facts.get("optimizer") in ("Adam", "AdamW") else math.inf
+    return HIGHEST if facts.get("optimizer") in ADAMS else math.inf
 
 
 def outside(connections: Sequence[Connection], facts: Mapping[str, Any]) -> list[str]:

@@ -27,11 +27,12 @@ from leadline.diagnose.probe import Loss, Subject
 from leadline.diagnose.record import Record
 from leadline.diagnose.state import random_kept, restored, sources_of
 from leadline.diagnose.trace import tensors_in
-from leadline.diagnose.verdict import STEPS, features, judge, score
+from leadline.diagnose.verdict import ENDURES, RISES, STEPS, features, highest_rate, judge, score
 from leadline.errors import Unfit, UserError
 from leadline.files import Facts
 
 BATCHES = STEPS + 1  # at most: one a step, one to look at
+LOOKS = 5  # steps between two looks at the loss of a longer training
 REACH = 8  # doublings or halvings of the rate until the edge must have come
 MOST_RATES = REACH // 2 + 2  # the one asked for, those four times further each, and one between the last two
 FASTEST = 1e30  # rates above it are a mistake, and cannot be multiplied in float32
@@ -134,9 +135,45 @@ def _inspected(subject: Subject, name: str, rate: float, warmup: int, seed: int,
     facts = _facts(subject)
     differences = fitted.outside(connections, facts)
     limit = fitted.limit(facts)
-    verdict = judge(connections, subject.findings, before, rollouts, rate, warmup, differences, limit)
+    endured = highest = math.inf
+    if fitted.unlike(connections, facts):
+        highest = min(highest_rate({at: log_odds(at) for at in rollouts}), limit)
+        endured = _endured(subject, start.loss, highest, min(rollouts), progress)
+    verdict = judge(connections, subject.findings, before, rollouts, rate, warmup, differences, limit, endured)
+    if endured < highest:
+        line = f"loss: at lr {highest:.1e} it rises again within {ENDURES} steps"
+        verdict = replace(verdict, evidence=[*verdict.evidence, line])
+        facts["rises_again"] = highest
     records = [*before, *(r for at in sorted(rollouts) for r in rollouts[at])]
     return Inspection(name, connections, subject.findings, records, verdict, facts)
+
+
+def _endured(subject: Subject, start: float, rate: float, lowest: float, progress: Progress) -> float:
+    """The rate or, halved as often as need be, one at which the loss does not rise again; 0: none down to the lowest.
+
+    What gates hold shut at first, or no norm holds together, falls apart only after the steps of a rollout.
+    """
+    while rate:
+        progress(f"trying lr {rate:.1e} for {ENDURES} steps", 0)
+        if _endures(subject, start, rate, progress):
+            return rate
+        rate = max(rate / 2, lowest) if rate > lowest else 0.0
+    return 0.0
+
+
+def _endures(subject: Subject, start: float, rate: float, progress: Progress) -> bool:
+    best = start
+    with restored(subject.model, subject.optimizer):
+        for step, loss in enumerate(probe.training(subject, rate, ENDURES), start=1):
+            if not math.isfinite(loss):
+                return False
+            if step % LOOKS == 0:
+                progress(f"trying lr {rate:.1e} for {ENDURES} steps", LOOKS)
+                shown = probe.loss_at(subject, subject.batches[-1])
+                if not shown - best <= RISES * abs(start):  # also where it is not a number
+                    return False
+                best = min(best, shown)
+    return True
 
 
 def _require_usable(subject: Subject) -> None:

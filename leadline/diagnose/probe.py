@@ -51,7 +51,10 @@ class Subject:
         self.model = getattr(self.model, "_orig_mod", self.model)  # of torch.compile: the model itself
 
     def run(self, batch: Any) -> Any:
-        with _eager(), in_words(f"{type(self.model).__name__} cannot be run on this batch"):
+        several = (
+            " (a list is the model's arguments; give several batches as iter(…))" if isinstance(batch, list) else ""
+        )
+        with _eager(), in_words(f"{type(self.model).__name__} cannot be run on this batch{several}"):
             if self.call:
                 return self.call(self.model, batch)
             if isinstance(batch, Mapping):
@@ -221,6 +224,12 @@ def look(subject: Subject, batch: Any) -> Look:
     return Look(streams, streams[-1] if output is None else output.detach().float(), loss)
 
 
+def loss_at(subject: Subject, batch: Any) -> float:
+    """Without dropout, where the model stands."""
+    with quiet(subject.model):
+        return float(subject.loss_of(subject.run(batch), batch))
+
+
 def at_start(subject: Subject, start: Look, seed: int = 0) -> list[Record]:
     """What a rollout is compared with: how different the tokens are, and the loss."""
     records = [
@@ -301,6 +310,27 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
         raise
 
 
+def training(subject: Subject, rate: float, steps: int) -> Iterator[float]:
+    """Train at a constant rate on all batches but the last, or on the only one: the loss of each step, behind it.
+
+    It ends with a loss that is not finite. The caller puts the model back.
+    """
+    optimizer, batches = subject.optimizer, subject.batches[:-1] or subject.batches
+    largest = max(group["lr"] for group in optimizer.param_groups) or 1.0
+    rates = [float(group["lr"]) / float(largest) * rate for group in optimizer.param_groups]
+    for step in range(1, steps + 1):
+        for p in subject.model.parameters():
+            if p.requires_grad:
+                p.grad = None
+        loss = float(subject.backward(batches[(step - 1) % len(batches)], step))
+        for group, value in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = value
+        take_step(optimizer)
+        yield loss
+        if not math.isfinite(loss):
+            return
+
+
 def rollout(
     subject: Subject, rate: float, steps: int, seed: int = 0, start: Look | None = None, on_step: Any = lambda: None
 ) -> list[Record]:
@@ -309,25 +339,15 @@ def rollout(
     After each step, on the last batch (which is not trained on where there are several): how far the output and every
     stream have moved since the start, how far in this step, how different the tokens still are, and the loss.
     """
-    optimizer, batches = subject.optimizer, subject.batches
-    train, shown = (batches[:-1], batches[-1]) if len(batches) > 1 else (batches, batches[0])
+    shown = subject.batches[-1]
     start = start or look(subject, shown)
     records: list[Record] = []
     connections = subject.connections
     weights = [(name, p) for name, p in subject.model.named_parameters() if p.requires_grad]
     place = {w: c for c in reversed(connections) for w in c.weights}
+    before = start
     with restored(subject.model, subject.optimizer) as first_weights:
-        largest = max(group["lr"] for group in optimizer.param_groups) or 1.0
-        rates = [float(group["lr"]) / float(largest) * rate for group in optimizer.param_groups]
-        before = start
-        for step in range(1, steps + 1):
-            batch = train[(step - 1) % len(train)]
-            for _, p in weights:
-                p.grad = None
-            loss = float(subject.backward(batch, step))
-            for group, value in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = value
-            take_step(optimizer)
+        for step, loss in enumerate(training(subject, rate, steps), start=1):
             for name, p in weights if step == 1 else ():
                 c = place.get(name)
                 at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else ""}
@@ -347,6 +367,4 @@ def rollout(
                 records.append(Record("diversity", diversity(stream), **at))
             before = after
             on_step()
-            if not math.isfinite(loss):
-                break
     return records

@@ -31,6 +31,7 @@ from leadline.diagnose.faults import Finding
 from leadline.diagnose.record import Record
 
 STEPS = 5  # optimizer steps of a rollout
+ENDURES = 40  # steps in which the loss must not rise again, where the model is of a kind that the fit has not seen
 COLLAPSE_AFTER = 3  # of them the tokens are compared with the start
 FLOOR = 1e-4  # smaller diversities and changes count as this one
 ALIKE = 0.1  # of the spread at the start: less is said to be almost identical
@@ -164,18 +165,23 @@ def judge(
     warmup: int = 0,
     outside: Sequence[str] = (),
     limit: float = math.inf,
+    endured: float = math.inf,
 ) -> Verdict:
     """`rollouts`: the records of the first steps at several rates, `rate` among them.
 
-    Above `limit` no model of the fit has its edge, so that the score says nothing there.
+    Above `limit` no model of the fit has its edge, so that the score says nothing there. `endured`: the highest rate
+    at which a longer look saw no loss that rises again, if one was taken.
     """
     scores = {at: score(features(before, records)) for at, records in rollouts.items()}
-    edge_found = min(scores.values()) <= 0 and highest_rate(scores) <= limit
-    highest = min(highest_rate(scores), limit)
+    reached = min(highest_rate(scores), limit)
+    highest = min(reached, endured)
+    edge_found = highest < reached or (min(scores.values()) <= 0 and highest_rate(scores) <= limit)
     gain = warmup_gain(warmup)
     # With warm-up, a rate is judged like the lower one that it is worth.
     excess = rate / (highest * gain) if highest else math.inf
-    chance = probability(scores[rate] if gain == 1 and rate <= limit else -_steepness(scores) * math.log2(excess))
+    chance = probability(
+        scores[rate] if gain == 1 and rate <= min(limit, endured) else -_steepness(scores) * math.log2(excess)
+    )
     needed = needed_warmup(excess * gain)
     judged = Judged(connections, rate, warmup, min(scores), highest, edge_found, chance, needed)
     return Verdict(
@@ -204,7 +210,8 @@ def _steepness(scores: Mapping[float, float]) -> float:
 def _placements(connections: Sequence[Connection]) -> str:
     layers = layers_of(connections)
     names = list(dict.fromkeys(c.placement for c in connections))
-    return f"{'-'.join(str(n) for n in layers.values())} layers, {' and '.join(names)}"
+    depth = "-".join(str(n) for n in layers.values())
+    return f"{depth} layer{'s' * (depth != '1')}, {' and '.join(names)}"
 
 
 def _answer(judged: Judged) -> str:

@@ -152,6 +152,17 @@ def job(base: Config, setting: Setting, seed: int, store: Store, start: str) -> 
     return Job(text, config, store.manifest["key"], start=start, group="fine-tuning")
 
 
+def best_in(folder: Path) -> Path:
+    """The run that was kept of those in a folder which `finetune` wrote; any other folder as it is."""
+    if (folder / "config.toml").exists():
+        return folder
+    try:
+        best = folder / "runs" / Path(read_json(folder / "table.json")["run"]).name
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder
+    return best if best.is_dir() else folder
+
+
 def _require_own(out: Path, base: Config, job: Job) -> None:
     """Results of another run or of other data are not overwritten; where the same ones lie makes no difference."""
     try:

@@ -10,7 +10,7 @@ from leadline.diagnose import fitted, theory
 from leadline.diagnose.connection import by_stack
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.record import QUANTITIES, Record, spread
-from leadline.diagnose.verdict import COLLAPSE_AFTER, STEPS, features, probability, score
+from leadline.diagnose.verdict import COLLAPSE_AFTER, ENDURES, STEPS, features, probability, score
 from leadline.options import flat
 from leadline.report.page import Chart, Section, Series, Table, Words
 
@@ -76,6 +76,8 @@ def _rates(inspection: Inspection) -> list[Section]:
     caption = f"Each rate was tried for {STEPS} steps from the same weights, which were then put back."
     if rates and rates[-1] > (limit := fitted.limit(inspection.facts)):
         caption += f" Above {limit:g} the probability says nothing: no model that it was fitted on has its edge there."
+    if rises := inspection.facts.get("rises_again"):
+        caption += f" At {rises:.2g} the loss rises again within {ENDURES} steps, whatever the probability."
     learning = _spread_series("probability of learning", rates, chances)
     first = _spread_series("‖ΔF‖, first step", rates, changes)
     x = "learning rate"

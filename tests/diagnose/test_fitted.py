@@ -8,7 +8,7 @@ import pytest
 from test_verdict import connection
 
 from leadline.diagnose.connection import Connection
-from leadline.diagnose.fitted import hint, outside
+from leadline.diagnose.fitted import hint, outside, unlike
 
 FACTS = {"optimizer": "Adam", "data": "builtin:numerals", "start": "xavier"}
 
@@ -51,3 +51,14 @@ def test_several_placements_and_depth() -> None:
     deep = [*model(), *(connection(5 + i, stack="encoder") for i in range(50))]
     assert outside(deep, FACTS) == ["26 layers"]
     assert hint(["26 layers"]) == "outside what the verdict was fitted on (26 layers): a hint, not a verdict"
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "longer"),
+    [({}, {}, False), ({}, {"optimizer": "AdamW", "data": ""}, False), ({"placement": "ReZero"}, {}, True),
+     ({}, {"optimizer": "SGD"}, True)],
+)  # fmt: skip
+def test_another_placement_or_optimizer_is_looked_at_for_longer(
+    changes: dict[str, Any], facts: dict[str, Any], longer: bool
+) -> None:
+    assert unlike(model(**changes), FACTS | facts) == longer

@@ -22,7 +22,7 @@ from leadline import Inspection, UserError
 from leadline.diagnose import inspection as inspections
 from leadline.diagnose.inspect import BATCHES, REACH, inspect_seeds
 from leadline.diagnose.probe import Subject, output_of
-from leadline.diagnose.verdict import STEPS
+from leadline.diagnose.verdict import ENDURES, STEPS
 
 DIM, VOCAB = 16, 20
 
@@ -111,6 +111,36 @@ def test_no_rate_is_promised_at_which_the_loss_rises() -> None:
     assert 0.01 < found.verdict.highest_rate < 0.064
     assert found.verdict.outside == ["not an encoder-decoder", "data other than number words", "one batch to look at"]
     assert "a hint, not a verdict" in str(found)
+
+
+class Gated(nn.Module):
+    """ReZero: what its gates let through grows with every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(DIM, 3 * DIM)
+        self.ffn = nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.ReLU(), nn.Linear(4 * DIM, DIM))
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.gate * F.scaled_dot_product_attention(*self.qkv(x).chunk(3, -1), is_causal=True)
+        return x + self.gate * self.ffn(x)
+
+
+def test_no_rate_is_promised_at_which_the_loss_rises_again_after_the_first_steps() -> None:
+    torch.manual_seed(1)
+    gated = nn.Sequential(nn.Embedding(VOCAB, DIM), *(Gated() for _ in range(6)), nn.Linear(DIM, VOCAB))
+    batches = [tokens(seed, 16) for seed in range(6)]
+
+    def next_token(output: Tensor, batch: Tensor) -> Tensor:
+        return F.cross_entropy(output[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+    before = copy.deepcopy(gated.state_dict())
+    found = leadline.inspect(gated, iter(batches), next_token)
+    assert all(torch.equal(value, before[name]) for name, value in gated.state_dict().items())
+    assert found.verdict.edge_found
+    assert f"it rises again within {ENDURES} steps" in found.verdict.evidence[-1]
+    assert 0 < found.verdict.highest_rate <= found.facts["rises_again"] / 2
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -543,6 +573,11 @@ def test_an_optimizer_of_another_model() -> None:
 )
 def test_a_batch_that_does_not_fit(batch: Any) -> None:
     assert_one_sentence(refused(model(), batch()), "Model cannot be run on this batch: ")
+
+
+def test_a_list_of_batches_says_how_several_are_given() -> None:
+    assert_one_sentence(refused(model(), [tokens(), tokens()]), "give several batches as iter(…)")
+    assert leadline.inspect(model(), iter([tokens(), tokens()]), loss).facts["batches"] == 2
 
 
 def test_a_batch_of_another_width_for_torchs_encoder() -> None:

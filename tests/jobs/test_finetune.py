@@ -231,7 +231,9 @@ def test_the_best_run_keeps_its_weights_and_labels_new_text(
     assert sum(right) / len(right) == pytest.approx(whole["accuracy"])
     assert sum(nll) / len(nll) == pytest.approx(whole["nll"], rel=1e-5)
     (tmp_path / "text").write_bytes(lines)
-    plain = leadline("classify", tuned.run, "--input", tmp_path / "text").out.splitlines()
+    folder = tuned.run.parent.parent  # one of several runs is meant: the one that was kept
+    assert len(list((folder / "runs").iterdir())) > 1
+    plain = leadline("classify", folder, "--input", tmp_path / "text").out.splitlines()
     assert plain == [each["label"] for each in answers]
 
     (gone,) = {run for run in runs if run != tuned.run and run in scores}

@@ -153,6 +153,14 @@ def test_above_the_highest_edge_of_the_fit_a_probability_is_said_to_say_nothing(
     assert ("Above 0.045 the probability says nothing" in caption) == said
 
 
+def test_a_rate_at_which_the_loss_rises_again_is_named_beside_its_probability() -> None:
+    toy = made()
+    caption = "Whether it learns, by learning rate"
+    assert "rises again" not in named(sections_of(toy), caption).caption
+    risen = dataclasses.replace(toy, facts={**toy.facts, "rises_again": 0.045})
+    assert "At 0.045 the loss rises again within 40 steps" in named(sections_of(risen), caption).caption
+
+
 def test_the_stream_is_shown_over_root_d() -> None:
     measured, lemma = named(sections_of(made()), "Stream, layer by layer").series
     assert measured.y == pytest.approx([6 / 4] * 6)
