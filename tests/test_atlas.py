@@ -30,6 +30,8 @@ def test_the_design_is_what_was_committed() -> None:
     assert not any(cell.wide for cell in cells)
     assert all(cell.wide for cell in design.design(wide=True))
     assert all(cell_of(cell.name) == cell for cell in cells)
+    others = design.held_out(), design.second()
+    assert len({*cells, *others[0], *others[1]}) == len(cells) + sum(map(len, others))
     first = cells[:17]  # one round has every task with every architecture
     assert {(c.task, c.arch) for c in first} == {(task, arch) for task, archs in design.TASKS.items() for arch in archs}
 

@@ -21,15 +21,15 @@ from pathlib import Path
 from bench.atlas import design
 from bench.atlas.rows import KINDS, RESULTS, Rows, cell_of, jobs
 
+SETS = {"design": design.design, "held-out": design.held_out, "second": design.second}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.atlas", description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["make", "list", "judge"])
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--wide", action="store_true")
-    parser.add_argument(
-        "--held-out", action="store_true", help="the cells that the search of optim.lr=auto is judged on"
-    )
+    parser.add_argument("--set", choices=SETS, default="design", help="held-out and second: what a change is judged on")
     parser.add_argument("--blocks", type=int, default=10**9, help="only cells with at most so many blocks")
     parser.add_argument("--write", action="store_true", help="judge: put the tables into docs/inspect.md")
     parser.add_argument("--only", choices=KINDS, action="append")
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args()
-    drawn = design.held_out() if a.held_out else design.design(wide=a.wide)
+    drawn = SETS[a.set]() if not a.wide else design.design(wide=True)
     cells = [cell_of(name) for name in a.cell] if a.cell else drawn
     cells = [cell for cell in cells if cell.blocks <= a.blocks]
     if a.what == "list":
