@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.atlas import choices, data, design, judge, trainings
+from bench.atlas import choices, data, design, judge, second, trainings
 from bench.atlas.design import Cell
 from bench.atlas.rows import Rows, cell_of, jobs
 from leadline.data.python_docs import PythonDocs
@@ -161,6 +161,6 @@ def test_it_withholds_an_answer_where_the_look_says_nothing() -> None:
 
 
 def test_the_document_says_what_the_files_say() -> None:
-    docs = Path("docs/inspect.md").read_text(encoding="utf-8")
-    assert judge.BEGIN in docs
-    assert judge.written(docs, judge.page(Rows(Path("bench/results")))) == docs
+    docs, rows = Path("docs/inspect.md").read_text(encoding="utf-8"), Rows(Path("bench/results"))
+    assert judge.written(docs, "judge", judge.page(rows)) == docs
+    assert judge.written(docs, "second", second.page(rows)) == docs

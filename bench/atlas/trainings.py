@@ -16,17 +16,13 @@ from bench.atlas.data import NOTHING, VALID, Data
 from bench.atlas.design import PARTS, PROBE_SEED, PROBE_STEPS, PROBE_WARMUP, SHOWN, Cell
 from bench.atlas.models import build, collate
 from leadline import rates
-from leadline.diagnose.looking import Looker
 from leadline.diagnose.verdict import warmup_gain
 from leadline.errors import UserError
 from leadline.rates import diversity
 
 OTHER = 10**6  # number of the first batch that a probe looks at and no step is trained on
 LOST = 1.0  # nats above the start: nothing will come of it
-LOOKED_AT = 4096  # tokens that a probe looks at: where a sequence has one label, fewer say nothing ...
-EVERY_TOKEN = 512  # ... of a language model, whose tokens all have one
-INSIDE = 256  # tokens on which it looks inside
-INSIDE_STEPS = (3, 30)
+LOOKED_AT = 512  # tokens that a probe looks at
 Row = dict[str, Any]
 Known = Mapping[float, Mapping[int, tuple[float | None, float]]]  # by rate and update: what a look saw
 
@@ -136,13 +132,11 @@ def probe(cell: Cell, text: str = "", device: str = "cpu") -> list[Row]:
     rows = []
     for rate in cell.ladder:
         subject = Subject(cell, PROBE_SEED, text, device)
-        shown = [subject.batch(OTHER, EVERY_TOKEN if cell.task == "causal_lm" else LOOKED_AT)]
+        shown = [subject.batch(OTHER, LOOKED_AT)]
         first, output, hidden = subject.judged(shown)
         start = [p.detach().clone() for p in subject.model.parameters()]
         spread, losses, diversities, moved = diversity(hidden.float()), [], [], []
-        inside = Inside(subject)
         facts: Row = {"cell": cell.name, "rate": rate, "start": round(first, 4), "spread": round(spread, 4)}
-        facts |= {"before": inside(), "inside": []}
         for step in range(1, PROBE_STEPS[-1] + 1):
             warmed = min(1.0, step / PROBE_WARMUP) if cell.warmup else 1.0
             if not math.isfinite(subject.update(step - 1, rate * warmed)):
@@ -152,34 +146,12 @@ def probe(cell: Cell, text: str = "", device: str = "cpu") -> list[Row]:
                 losses.append(loss)
                 diversities.append(diversity(hidden.float()))
                 moved.append(float((after - output).norm() / output.norm()))
-            if step in INSIDE_STEPS:
-                facts["inside"].append(inside())
             if step == 1:
                 facts |= updates_of(subject.model, start)
         for name, values in (("losses", losses), ("diversities", diversities), ("moved", moved)):
             facts[name] = [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]
         rows.append(facts)
     return rows
-
-
-class Inside:
-    """Of the residual connections: the least diversity, the largest attention logit, how large the last stream and the
-    largest branch beside its stream are (log10)."""
-
-    def __init__(self, subject: Subject) -> None:
-        self.batch = subject.batch(OTHER + 1, INSIDE)
-        self.looker = Looker(subject.model, subject.optimizer)
-
-    def __call__(self) -> dict[str, float | None]:
-        seen = {quantity: list(values.values()) for quantity, values in self.looker.look((self.batch,), {}).items()}
-        branches = [b / h.clamp_min(1e-30) for b, h in zip(seen["branch"], seen["hidden"], strict=True)]
-        numbers = {
-            "diversity": min(map(float, seen["diversity"])),
-            "logits": max(map(float, seen.get("logits", [torch.zeros(())]))),
-            "hidden": float(torch.log10(seen["hidden"][-1])),
-            "branch": max(float(torch.log10(b)) for b in branches),
-        }
-        return {name: float(f"{value:.4g}") if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 def choose(cell: Cell, known: Known, text: str = "", device: str = "cpu") -> Row:
