@@ -210,7 +210,7 @@ def _row(question: str, split: str, way: str, answers: Sequence[tuple[Case, floa
     given = [(c, said) for c, said in answers if said and (way == "kind" or way == "verdict today" or not c.known)]
     offs = [off(c, said) for c, said in given]
     wrong = [
-        f"{c.cell.name}: said {said:.1e}, is {_truth(question, c)}"
+        f"{c.cell.name}: said {said:.1e}, is {truth(question, c)}"
         for (c, said), times in zip(given, offs, strict=True)
         if times > 2
     ]
@@ -226,7 +226,7 @@ def _row(question: str, split: str, way: str, answers: Sequence[tuple[Case, floa
     }
 
 
-def _truth(question: str, c: Case) -> str:
+def truth(question: str, c: Case) -> str:
     if question == "edge":
         return f"{c.edge:g} or more" if c.open_ended else f"{c.edge:g} to {2 * c.edge:g}"
     return f"{c.good[0]:g} to {c.good[1]:g}"

@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.atlas import design, rules
-from bench.atlas.judge import GROUPS, Case, cases, last_of, least_of, off_best, off_edge, true_best, true_edge
+from bench.atlas.judge import GROUPS, Case, cases, last_of, least_of, off_best, off_edge, true_best, true_edge, truth
 from bench.atlas.rows import Row, Rows
 
 WORST = 3.0  # log2: an error counts as no more
@@ -236,7 +236,7 @@ def page(rows: Rows) -> str:
         "| question | cells | by | answered | within 2× | within 4× | mean error, log2 |",
         "|---|---|---|---|---|---|---|",
     ]
-    notes = []
+    notes, wrong = list[str](), list[str]()
     for question in TRUTHS:
         for split in GROUPS:
             groups = table.groups(split)
@@ -247,10 +247,27 @@ def page(rows: Rows) -> str:
         ways = _ways(table, question, partial(table.answers, best))
         found = {w: table.errors(of(question, ~second, second), question, second) for w, of in ways.items()}
         lines += [_line(question, "second set", way, errors) for way, errors in found.items()]
-        tried = found.pop(TRIED)
+        tried, said = found.pop(TRIED), ways[TRIED](question, ~second, second) + table.middle[second]
+        asked = [c for c in whole if c.cell.name in names]
+        wrong += [
+            f"- {question}, {c.cell.name}: said {2**rate:.1e}, is {truth(question, c)}"
+            for c, rate, error in zip(asked, said, tried, strict=True)
+            if error > 1
+        ]
         notes += [f"- {question}: {_against(tried, errors, way)}" for way, errors in found.items()]
     judged = rules.lines(rows, {c.cell.name for c in whole} - names, names)
-    return "\n".join([*lines, "", f"{TRIED.capitalize()}, on the second set:", "", *notes, "", *judged]) + "\n"
+    told = [
+        "",
+        f"{TRIED.capitalize()}, on the second set:",
+        "",
+        *notes,
+        "",
+        "Off by more than 2 there:",
+        "",
+        *wrong,
+        "",
+    ]
+    return "\n".join([*lines, *told, *judged]) + "\n"
 
 
 def _ways(table: Table, question: str, tried: Answers) -> dict[str, Answers]:
