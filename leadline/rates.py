@@ -4,7 +4,8 @@
 
 Every second rate of a fixed ladder for some updates; then the best of them and its neighbours, from the start again and
 for longer, and so on until the best has both neighbours or the updates are spent. Where they are enough for it, whole
-trainings are compared. What decides is the loss on batches that none was trained on. No torch.
+trainings are compared; where those of the last round are a quarter of one or less, half the best rate is taken. What
+decides is the loss on batches that none was trained on. No torch.
 
 How long a look may take is counted in updates and never in seconds, so that a busy machine chooses as an idle one.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -51,8 +51,11 @@ class Rule(NamedTuple):
 
 
 SHARES, SLACKS = (0.01, 0.1, 0.3, 0.5), (0.0, 0.02, 0.05, 0.1, 0.2)
-RULES = [Rule(8, alike, False, *rest) for alike, *rest in product(SHARES, range(4), SLACKS)]
-RULES += [Rule(4, *rest) for rest in product(SHARES, (False, True), range(4), SLACKS, range(3))]
+RULES = [Rule(8, alike, False, halved, slack) for alike, halved, slack in product(SHARES, range(4), SLACKS)]
+RULES += [
+    Rule(4, alike, rising, halved, slack, ahead)
+    for alike, rising, halved, slack, ahead in product(SHARES, (False, True), range(4), SLACKS, range(3))
+]
 
 
 def nearest(cell: Ladder, rate: float) -> float:
@@ -60,8 +63,8 @@ def nearest(cell: Ladder, rate: float) -> float:
     return min(sorted(cell.ends), key=lambda trained: round(abs(math.log(trained / rate)), 6))
 
 
-def badness(choose: Callable[[Ladder, Seen], float], cells: Sequence[tuple[Ladder, Seen]]) -> float:
-    return float(np.mean([min(cell.worse(choose(cell, seen)), MOST) for cell, seen in cells]))
+def badness(rule: Rule, cells: Sequence[tuple[Ladder, Seen]]) -> float:
+    return float(np.mean([min(cell.worse(rule(cell, seen)), MOST) for cell, seen in cells]))
 
 
 def looked_at(rows: Rows, names: set[str], warmed: bool = False) -> list[tuple[Ladder, Seen]]:
