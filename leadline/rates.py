@@ -195,7 +195,7 @@ def choice(rate: float, warm: int, planned: int, tried: Sequence[Tried]) -> Choi
     else:
         decided = (
             f"lr {rate:g} is half of {found:g}, whose loss of {last[found]:.3g} is the best after {length} of "
-            f"{planned} updates ({others}){end}: so early, the best rate is mostly too high for the whole training"
+            f"{planned} updates ({others}): so early, the best rate is mostly too high for the whole training{end}"
         )
     said = f"{decided}; {len(rates)} from {rates[0]:g} to {rates[-1]:g} were tried, {spent} updates in all{warning}"
     return Choice(rate, warm, said, tuple(tried), spent)
