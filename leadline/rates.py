@@ -4,7 +4,8 @@
 
 Every second rate of a fixed ladder for some updates; then the best of them and its neighbours, from the start again and
 for longer, and so on until the best has both neighbours or the updates are spent. Where they are enough for it, whole
-trainings are compared. What decides is the loss on batches that none was trained on. No torch.
+trainings are compared; where those of the last round are a quarter of one or less, half the best rate is taken. What
+decides is the loss on batches that none was trained on. No torch.
 
 How long a look may take is counted in updates and never in seconds, so that a busy machine chooses as an idle one.
 """
@@ -35,6 +36,7 @@ LOOK = 4  # updates that a look at the other batches counts as
 OTHER = 12  # batches to look at, which no step is trained on
 COLLAPSED = 0.01  # of how much of the hidden states differs between tokens at the start: below it they are all alike
 NEAR = 0.01  # nats: of rates that end so near the best, the lowest
+EARLY = 4  # after one part in so many of the training, or less, the best rate is mostly too high: half of it is taken
 LONGEST_WARMUP = 4000
 WARMUP_SHARE = 0.1  # of the planned updates
 
@@ -114,7 +116,13 @@ def search(trial: Trial, rates: Sequence[float], updates: int, planned: int) -> 
             f"the loss is not finite at any rate from {min(rates):g} to {max(rates):g}: look at the model with "
             "leadline inspect"
         )
+    if _early(last, planned):
+        return best(fine) / 2, tried
     return min(rate for rate in fine if order[rate] <= (failed, loss + NEAR)), tried
+
+
+def _early(last: int, planned: int) -> bool:
+    return EARLY * last <= planned
 
 
 def _beside(
@@ -162,27 +170,34 @@ def risen(update: int, length: int, planned: int, warmup: int) -> float:
 
 def choice(rate: float, warm: int, planned: int, tried: Sequence[Tried]) -> Choice:
     length = max(t.updates for t in tried)
+    found = 2 * rate if _early(length, planned) else rate
     last = {t.rate: t.loss for t in sorted(tried) if t.updates == length}
-    others = ", ".join(f"{other:g}: {loss:.3g}" for other, loss in last.items() if other != rate)
+    others = ", ".join(f"{other:g}: {loss:.3g}" for other, loss in last.items() if other != found)
     spent = sum(t.updates for t in tried)
     rates = sorted({t.rate for t in tried})
-    near = [other for other in last if other >= rate and last[rate] - NEAR <= last[other]]  # not what has collapsed
+    near = [other for other in last if other >= found and last[found] - NEAR <= last[other]]  # not what has collapsed
     lowest = min(near, key=lambda other: last[other])
     beyond = f" ({lowest:g} is an end of what was tried: beyond it may be better)"
     end = beyond if lowest in (min(last), max(last)) else ""
-    whole = ", the whole training" if length == planned else ""
-    collapsed = any(t.collapsed for t in tried if t.rate == rate and t.updates == length)
+    collapsed = any(t.collapsed for t in tried if t.rate == found and t.updates == length)
     warning = (
         "; even there the hidden states of all tokens have become almost the same, so this model may not train at all: "
         "leadline inspect says more"
         if collapsed
         else ""
     )
-    said = (
-        f"lr {rate:g} has a loss of {last[rate]:.3g} after {length} updates{whole} ({others}), the lowest rate within "
-        f"{NEAR:g} of the best{end}; {len(rates)} from {rates[0]:g} to {rates[-1]:g} were tried, {spent} updates in all"
-        f"{warning}"
-    )
+    if found == rate:
+        whole = ", the whole training" if length == planned else ""
+        decided = (
+            f"lr {rate:g} has a loss of {last[rate]:.3g} after {length} updates{whole} ({others}), the lowest rate "
+            f"within {NEAR:g} of the best{end}"
+        )
+    else:
+        decided = (
+            f"lr {rate:g} is half of {found:g}, whose loss of {last[found]:.3g} is the best after {length} of "
+            f"{planned} updates ({others}): so early, the best rate is mostly too high for the whole training{end}"
+        )
+    said = f"{decided}; {len(rates)} from {rates[0]:g} to {rates[-1]:g} were tried, {spent} updates in all{warning}"
     return Choice(rate, warm, said, tuple(tried), spent)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.atlas import choices, data, design, judge, trainings
+from bench.atlas import choices, data, design, judge, rules, second, trainings
 from bench.atlas.design import Cell
 from bench.atlas.rows import Rows, cell_of, jobs
 from leadline.data.python_docs import PythonDocs
@@ -30,6 +30,8 @@ def test_the_design_is_what_was_committed() -> None:
     assert not any(cell.wide for cell in cells)
     assert all(cell.wide for cell in design.design(wide=True))
     assert all(cell_of(cell.name) == cell for cell in cells)
+    others = design.held_out(), design.second()
+    assert len({*cells, *others[0], *others[1]}) == len(cells) + sum(map(len, others))
     first = cells[:17]  # one round has every task with every architecture
     assert {(c.task, c.arch) for c in first} == {(task, arch) for task, archs in design.TASKS.items() for arch in archs}
 
@@ -158,7 +160,55 @@ def test_it_withholds_an_answer_where_the_look_says_nothing() -> None:
     assert judge.case(CELL, case.ends, case.edge, falling, 0.0).known.startswith("the lowest loss is at an end")
 
 
+def test_a_variant_finds_what_decides_and_answers_for_cells_that_it_did_not_see(tmp_path: Path) -> None:
+    """Edges of 8 times the rate with the lowest loss, of cells that are all of one kind."""
+    cells, rows = [], Rows(tmp_path)
+    for number, case in enumerate(made_up(1e-3)):
+        name = f"{case.cell.name.rpartition('/')[0]}/{number}"  # by warm-up
+        cells.append(case._replace(cell=cell_of(name)))
+        probes = [
+            {
+                "cell": name, "rate": rate, "start": 3.0, "spread": 0.5, "ratio": rate, "most": rate,
+                "losses": [3.0, 2.9, 2.8, 2.7, 2.2 + abs(math.log2(rate / case.lowest)) / 10],
+                "diversities": [0.5] * 5, "moved": [rate * 10] * 5,
+            }
+            for rate in case.rates
+        ]  # fmt: skip
+        rows.add("probe", probes)
+    table = second.Table(cells, rows)
+    asked = table.groups("task") == "digits"
+    for seen, right in (("lowest", 1.0), ("around", 1.0), ("nothing", 0.5)):
+        said = table.answers(second.Variant(seen, 0, False, 0.3), "edge", ~asked, asked)
+        errors = table.errors(said, "edge", asked)
+        assert (errors < 0.5).mean() == pytest.approx(right, abs=0.25), seen
+    assert table.chosen("edge", table.groups("task"), asked | ~asked).seen != "nothing"
+    constant = table.errors(table.constant("lowest", "edge", ~asked, asked), "edge", asked)
+    assert constant.max() < 1e-6
+    assert all(math.isnan(error) for error in table.errors(table.today("edge", ~asked, asked), "edge", asked))
+
+
+def test_a_rule_takes_the_lowest_loss_below_what_has_failed() -> None:
+    cell = choices.Ladder(
+        CELL, {rate: 1 + 0.3 * abs(at - 2) for at, rate in enumerate(CELL.ladder)}, CELL.ladder[8], True
+    )
+    seen: dict[float, dict[int, tuple[float | None, float]]] = {
+        rate: {12: (2.9, 1.0), 25: (2 + 0.2 * abs(at - 4), 1.0 if at < 7 else 0.005)}
+        for at, rate in enumerate(CELL.ladder)
+    }
+    assert rules.Rule(4)(cell, seen) == CELL.ladder[4]
+    assert rules.Rule(4, halved=1)(cell, seen) == CELL.ladder[3]
+    assert rules.Rule(4, slack=0.2)(cell, seen) == CELL.ladder[3]
+    seen[CELL.ladder[9]][25] = (0.1, 0.005)
+    assert rules.Rule(4)(cell, seen) == CELL.ladder[4]  # its tokens have become alike
+    seen[CELL.ladder[3]][25] = (2.95, 1.0)
+    assert rules.Rule(4, rising=True)(cell, seen) == CELL.ladder[2]
+    seen[CELL.ladder[0]][25] = (None, 0.0)
+    assert rules.Rule(4)(cell, seen) == CELL.ladder[0]  # all have failed
+    assert rules.nearest(cell, CELL.ladder[3] * 1.3) == CELL.ladder[3]
+    assert rules.badness(rules.Rule(4), [(cell, seen)]) == pytest.approx(0.6)
+
+
 def test_the_document_says_what_the_files_say() -> None:
-    docs = Path("docs/inspect.md").read_text(encoding="utf-8")
-    assert judge.BEGIN in docs
-    assert judge.written(docs, judge.page(Rows(Path("bench/results")))) == docs
+    docs, rows = Path("docs/inspect.md").read_text(encoding="utf-8"), Rows(Path("bench/results"))
+    assert judge.written(docs, "judge", judge.page(rows)) == docs
+    assert judge.written(docs, "second", second.page(rows)) == docs

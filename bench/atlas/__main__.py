@@ -6,6 +6,7 @@
         bench/results/atlas_auto.jsonl            a row a cell: what optim.lr=auto chooses for it
         bench/results/atlas_verdicts.jsonl        a row a cell: what leadline inspect says today
     python -m bench.atlas judge                   the tables of docs/inspect.md
+    python -m bench.atlas second                  what was tried afterwards, judged on another set
     python -m bench.atlas list                    the design, cell by cell
 
 Files grow a row at a time, and a command that is stopped goes on where it was. --wide is for the cells that want a GPU
@@ -21,36 +22,36 @@ from pathlib import Path
 from bench.atlas import design
 from bench.atlas.rows import KINDS, RESULTS, Rows, cell_of, jobs
 
+SETS = {"design": design.design, "held-out": design.held_out, "second": design.second}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.atlas", description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["make", "list", "judge"])
+    parser.add_argument("what", choices=["make", "list", "judge", "second"])
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--wide", action="store_true")
-    parser.add_argument(
-        "--held-out", action="store_true", help="the cells that the search of optim.lr=auto is judged on"
-    )
+    parser.add_argument("--set", choices=SETS, default="design", help="held-out and second: what a change is judged on")
     parser.add_argument("--blocks", type=int, default=10**9, help="only cells with at most so many blocks")
-    parser.add_argument("--write", action="store_true", help="judge: put the tables into docs/inspect.md")
+    parser.add_argument("--write", action="store_true", help="judge, second: put the tables into docs/inspect.md")
     parser.add_argument("--only", choices=KINDS, action="append")
     parser.add_argument("--cell", action="append")
     parser.add_argument("--text", default="", help="a folder as text: takes, for translation in place of number words")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     a = parser.parse_args()
-    drawn = design.held_out() if a.held_out else design.design(wide=a.wide)
+    drawn = SETS[a.set]() if not a.wide else design.design(wide=True)
     cells = [cell_of(name) for name in a.cell] if a.cell else drawn
     cells = [cell for cell in cells if cell.blocks <= a.blocks]
     if a.what == "list":
         print("\n".join(cell.name for cell in cells))
         return
-    if a.what == "judge":
-        from bench.atlas import judge
+    if a.what in ("judge", "second"):
+        from bench.atlas import judge, second
 
-        text = judge.page(Rows(a.out))
+        text = (judge if a.what == "judge" else second).page(Rows(a.out))
         print(text, end="")
         if a.write:
-            judge.write(text)
+            judge.write(a.what, text)
         return
     import torch
 

@@ -67,10 +67,10 @@ def _auto(said: str, whole: Sequence[Ladder], chosen: dict[str, Row]) -> str:
     rows = [(c, chosen[c.cell.name]) for c in whole if c.cell.name in chosen]
     rows = [(c, row) for c, row in rows if row["rate"] in c.ends]
     spent = f"{np.median([row['updates'] for _, row in rows]):g}" if rows else "–"
-    return f"| {said} | {_near([(c, row['rate']) for c, row in rows])} | {spent} |"
+    return f"| {said} | {near([(c, row['rate']) for c, row in rows])} | {spent} |"
 
 
-def _near(chosen: Sequence[tuple[Ladder, float]]) -> str:
+def near(chosen: Sequence[tuple[Ladder, float]]) -> str:
     worse = [c.worse(rate) for c, rate in chosen]
     counts = [sum(w <= most for w in worse) for most in (0.05, 0.1, 0.2)]
     return " | ".join(map(str, [len(chosen), *counts, sum(rate > c.edge for c, rate in chosen)]))
@@ -89,5 +89,5 @@ def parts(whole: Sequence[Ladder], rows: Rows) -> list[str]:
             losses = {rate: look[0] for rate, look in looks.items() if look and look[0] is not None}
             if losses:
                 chosen.append((c, min(losses, key=lambda rate: losses[rate])))
-        lines.append(f"| {f'1/{part}' if part > 1 else 'all'} of the updates | {_near(chosen)} |")
+        lines.append(f"| {f'1/{part}' if part > 1 else 'all'} of the updates | {near(chosen)} |")
     return lines

@@ -71,7 +71,7 @@ def cases(rows: Rows) -> tuple[list[Case], list[str]]:
 
 def case(cell: Cell, ends: dict[float, float], edge: float, probes: Sequence[dict[str, Any]], verdict: float) -> Case:
     start = probes[0]["start"]
-    after = [_last(row, start) for row in probes]
+    after = [last_of(row, start) for row in probes]
     at = int(np.argmin(after))
     gained = max(start - after[at], TINY)
     rates = [row["rate"] for row in probes]
@@ -79,7 +79,7 @@ def case(cell: Cell, ends: dict[float, float], edge: float, probes: Sequence[dic
         [
             math.log2(row["rate"] / rates[at]),
             max(-3.0, (start - loss) / gained),
-            math.log10(max(_least(row["diversities"]), TINY) / max(row["spread"], TINY)),
+            math.log10(max(least_of(row["diversities"]), TINY) / max(row["spread"], TINY)),
             math.log10(max(row["moved"][0] or 10.0, TINY)) if row["moved"] else 1.0,
         ]
         for row, loss in zip(probes, after, strict=True)
@@ -92,13 +92,13 @@ def case(cell: Cell, ends: dict[float, float], edge: float, probes: Sequence[dic
     return Case(cell, ends, edge, design.good(ends), rates, np.array(features), rates[at], critical, known, verdict)
 
 
-def _last(row: dict[str, Any], start: float) -> float:
+def last_of(row: dict[str, Any], start: float) -> float:
     """The loss after the whole look; one that broke off counts as three times the start."""
     whole = len(row["losses"]) == len(design.PROBE_STEPS) and row["losses"][-1] is not None
     return min(row["losses"][-1], 3 * start) if whole else 3 * start
 
 
-def _least(values: Sequence[float | None]) -> float:
+def least_of(values: Sequence[float | None]) -> float:
     """Of what was measured; one that broke off has nothing left that differs."""
     return min((v if v is not None else 0.0 for v in values), default=0.0)
 
@@ -210,7 +210,7 @@ def _row(question: str, split: str, way: str, answers: Sequence[tuple[Case, floa
     given = [(c, said) for c, said in answers if said and (way == "kind" or way == "verdict today" or not c.known)]
     offs = [off(c, said) for c, said in given]
     wrong = [
-        f"{c.cell.name}: said {said:.1e}, is {_truth(question, c)}"
+        f"{c.cell.name}: said {said:.1e}, is {truth(question, c)}"
         for (c, said), times in zip(given, offs, strict=True)
         if times > 2
     ]
@@ -226,16 +226,18 @@ def _row(question: str, split: str, way: str, answers: Sequence[tuple[Case, floa
     }
 
 
-def _truth(question: str, c: Case) -> str:
+def truth(question: str, c: Case) -> str:
     if question == "edge":
         return f"{c.edge:g} or more" if c.open_ended else f"{c.edge:g} to {2 * c.edge:g}"
     return f"{c.good[0]:g} to {c.good[1]:g}"
 
 
 def page(rows: Rows) -> str:
-    """The tables of docs/inspect.md."""
+    """The first tables of docs/inspect.md, without the second set."""
+    second = {cell.name for cell in design.second()}
     whole, nothing = cases(rows)
-    trainings = sum(len(ends) for ends in rows.ends.values())
+    whole, nothing = [c for c in whole if c.cell.name not in second], [name for name in nothing if name not in second]
+    trainings = sum(len(ends) for (name, _), ends in rows.ends.items() if name not in second)
     kinds = Counter(c.cell.task for c in whole), Counter(c.cell.family for c in whole)
     told = ["; ".join(f"{name} {count}" for name, count in sorted(kind.items())) for kind in kinds]
     lines = [
@@ -266,14 +268,15 @@ def page(rows: Rows) -> str:
 
 
 DOCS = Path("docs/inspect.md")
-BEGIN, END = "<!-- python -m bench.atlas judge --write -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- python -m bench.atlas {} --write -->\n", "<!-- end -->\n"
 
 
-def written(docs: str, text: str) -> str:
-    """The document with `text` in its place."""
-    before, _, rest = docs.partition(BEGIN)
-    return f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}"
+def written(docs: str, what: str, text: str) -> str:
+    """The document with `text` in the place of what this command writes."""
+    before, begin, rest = docs.partition(BEGIN.format(what))
+    assert begin, what
+    return f"{before}{begin}{text}{END}{rest.partition(END)[2]}"
 
 
-def write(text: str) -> None:
-    write_text(DOCS, written(DOCS.read_text(encoding="utf-8"), text))
+def write(what: str, text: str) -> None:
+    write_text(DOCS, written(DOCS.read_text(encoding="utf-8"), what, text))
