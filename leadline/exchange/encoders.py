@@ -45,7 +45,8 @@ def save(trained: Trained, out: Path, labels: list[str] | None = None) -> list[s
         "bos_token_id": tokenizer.special("[CLS]"),
         "eos_token_id": tokenizer.special("[SEP]"),
     }
-    if labels:
+    if config.classes and config.head == "linear":
+        labels = labels or [f"LABEL_{number}" for number in range(config.classes)]  # as transformers calls them
         described |= {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
     write_json(out / "config.json", described)
     notes = []

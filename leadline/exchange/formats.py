@@ -92,6 +92,7 @@ def _qk_norm(name: str) -> Need:
 
 CLASSIC = (LAYER_NORM, ADDED_POSITIONS, BIAS, _qk_norm("none"), EQUAL_HEADS)
 NO_BIAS_ALONE = Need("model.head=linear or bert", lambda m: m.head != "bias")
+TWO_CLASSES = Need("model.classes=0 or 2 with model.head=bert", lambda m: m.head != "bert" or m.classes in (0, 2))
 ENCODER = (
     EMBED_NORM, NO_BIAS_ALONE, *CLASSIC, UNGATED,
     Need("model.embeddings=tied or model.head=bert", lambda m: bool(m.classes) or not has_bare_output(m)),
@@ -104,7 +105,7 @@ TRANSLATOR = (*CLASSIC, UNGATED, NO_EMBED_NORM, PLAIN_HEAD, NO_CLASSES)
 FORMATS = [
     Format("huggingface", "marian", "Marian", "encoder-decoder", POST, (*TRANSLATOR, USUAL_EPS)),
     Format("huggingface", "pegasus", "Pegasus", "encoder-decoder", (PreLN,), (*TRANSLATOR, USUAL_EPS, TIED)),
-    Format("huggingface", "bert", "BERT", "encoder-only", POST, ENCODER),
+    Format("huggingface", "bert", "BERT", "encoder-only", POST, (*ENCODER, TWO_CLASSES)),
     Format("huggingface", "roberta-prelayernorm", "RoBERTa-PreLayerNorm", "encoder-only", (PreLN,),
            (*ENCODER, PRE_LN_HEAD)),
     Format("huggingface", "gpt2", "GPT-2", "decoder-only", (PreLN,),

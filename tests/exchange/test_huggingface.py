@@ -130,6 +130,11 @@ def test_an_exported_classifier_gives_the_same_scores(placement: str, tokenizer:
     firsts = torch.from_numpy(np.cumsum(LENGTHS) - LENGTHS)
     with torch.no_grad():
         close(theirs(**batch).logits, run.model.classify(ours(run.model, tokens, segments), firsts))
+    huggingface.load(tmp_path / "out", tmp_path / "run")
+    huggingface.save(load(tmp_path / "run", device="cpu"), tmp_path / "again")  # a run without labels of its own
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "again").eval()
+    with torch.no_grad():
+        close(again(**batch).logits, theirs(**batch).logits)
 
 
 def test_the_exported_tokenizer_gives_the_same_tokens(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -341,6 +346,7 @@ def test_other_placements_say_what_can_be_exported(placement: str, tokenizer: To
     ({"activation": "swiglu", "head": "linear"}, "model.activation=relu or gelu or gelu_tanh or silu"),
     ({"placement": "pre_ln", "activation": "relu"}, "model.activation=gelu"),
     ({"head": "linear", "embeddings": "separate"}, "model.embeddings=tied or model.head=bert"),
+    ({"classes": 3}, "model.classes=0 or 2 with model.head=bert"),
 ])  # fmt: skip
 def test_what_bert_is_not_is_refused(changes: dict, needs: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"transformers has no format for this model: .* needs {needs}$"):
