@@ -306,7 +306,8 @@ def test_cross_entropy(smoothing: float, words: int, piece: int, monkeypatch: py
 def test_embedding(p: float, learned: bool | None) -> None:
     table, how = with_gradient(20, 24), Dropout(p, SEED, 1)
     places = with_gradient(10, 24) if learned else None if learned is None else torch.randn(10, 24, device=DEVICE)
-    tokens, positions = torch.randint(0, 20, (45,), device=DEVICE), torch.arange(45, device=DEVICE) % 10
+    tokens = torch.randint(0, 20, (45, 2), device=DEVICE)[:, 0]  # with others between them
+    positions = torch.arange(45, device=DEVICE) % 10
     leaves = [table, places] if learned else [table]
 
     def fused() -> Tensor:

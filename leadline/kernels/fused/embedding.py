@@ -128,6 +128,7 @@ def embed(
 ) -> Tensor:
     """[T] tokens and positions -> [T, D] in float32."""
     learns = torch.is_grad_enabled()  # in the function itself it never is
+    tokens, positions = tokens.contiguous(), positions.contiguous()
     return _Embed.apply(table, places, tokens, positions, scale, dropout, runtime, learns)
 
 
