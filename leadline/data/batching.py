@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -78,16 +79,14 @@ def plan(lengths: np.ndarray, shape: Shape, order: Sequence[int] | np.ndarray) -
     return Plan(rows, np.cumsum(np.bincount(pack_of)))
 
 
-def _packs(sides: list[np.ndarray], shape: Shape) -> tuple[list[int], list[int], list[int]]:
+def _packs(sides: list[np.ndarray], shape: Shape) -> list[np.ndarray]:
     """Where each pack begins; rows that are taken ahead of their turn, and the packs that take them."""
     count, sizes = len(sides[0]), [*shape.sides, shape.sequences]
     # What is taken before each row, of tokens and of sequences; a memoryview gives plain numbers at once, without a
     # list of them all.
     before: list[Any] = [*(_totals(side).data for side in sides), range(count + 1)]
     *others, last = [*sides[:-1], sides[-1].copy()]  # of the last side 0 for rows that are taken
-    begins: list[int] = []
-    taken: list[int] = []
-    takers: list[int] = []
+    begins, taken, takers = (array("q") for _ in range(3))  # of millions, a list would take five times the memory
     waiting: list[int] = []  # rows taken whose turn is still to come, the next first
     end = 0
     while end < count:
@@ -115,7 +114,7 @@ def _packs(sides: list[np.ndarray], shape: Shape) -> tuple[list[int], list[int],
             takers.append(len(begins))
             insort(waiting, row)
         begins.append(begin)
-    return begins, taken, takers
+    return [np.asarray(each) for each in (begins, taken, takers)]
 
 
 def _totals(side: np.ndarray) -> np.ndarray:
@@ -133,7 +132,7 @@ def _first_beyond(full: list[int], before: Sequence[Any], begin: int) -> int:
     return end
 
 
-def _sorted(order: np.ndarray, longest: np.ndarray, pack_of: np.ndarray, begins: list[int]) -> np.ndarray:
+def _sorted(order: np.ndarray, longest: np.ndarray, pack_of: np.ndarray, begins: np.ndarray) -> np.ndarray:
     """`order` by pack, and in a pack by length.
 
     Some packs at a time: they take nothing from further than AHEAD behind them, and numpy sorts numbers of 16 bits

@@ -6,7 +6,6 @@ a fixed length instead, which begin and end anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,19 +74,19 @@ def gathered(arrays: list[np.ndarray], places: Places) -> np.ndarray:
 
 def cut(shards: list[Shard], room: int) -> Sequences:
     """Into sequences of at most `room` tokens."""
-    rows, documents = _Columns(), 0
+    rows, documents = _Columns(*(np.zeros(0, np.uint32) for _ in range(4)), np.zeros((0, 2), np.uint32)), 0
     for number, shard in enumerate(shards):
         ends, lasts = _in_memory(shard.ends), _in_memory(shard.documents)
         begins, stops, document = _cut(ends.astype(np.int64), lasts.astype(np.int64), room)
         inside = np.searchsorted(ends, begins, "right"), np.searchsorted(ends, stops, "left")
-        rows.add(np.uint32, np.full(len(begins), number), begins, stops, document + documents, np.stack(inside, axis=1))
+        rows.add(np.full(len(begins), number), begins, stops, document + documents, np.stack(inside, axis=1))
         documents += len(lasts)
-    return Sequences(shards, *rows.joined())
+    return Sequences(shards, *rows.whole())
 
 
 def windows(shards: list[Shard], room: int, across: bool) -> Places:
     """All tokens in stretches of `room`, the last of a document as long as what is left; across: of a shard."""
-    rows = _Columns()
+    rows = _Columns(*(np.zeros(0, np.int64) for _ in range(3)))
     for number, shard in enumerate(shards):
         ends = np.array([len(shard.tokens)]) if across else _in_memory(shard.ends)[shard.documents.astype(np.int64) - 1]
         ends = ends.astype(np.int64)
@@ -95,26 +94,29 @@ def windows(shards: list[Shard], room: int, across: bool) -> Places:
         counts = -(-sizes // room)
         begins = np.repeat(ends - sizes, counts) + room * spans(np.zeros_like(counts), counts)
         lengths = np.minimum(room, np.repeat(ends, counts) - begins)
-        rows.add(np.int64, np.full(len(begins), number), begins, lengths)
-    return Places(*rows.joined())
+        rows.add(np.full(len(begins), number), begins, lengths)
+    return Places(*rows.whole())
 
 
 class _Columns:
-    """Arrays side by side that grow shard by shard: of millions of rows, so that there are never two copies of all."""
+    """Arrays that grow shard by shard: of millions of rows, which pieces and their whole would have in memory twice."""
 
-    def __init__(self) -> None:
-        self.columns: list[list[np.ndarray]] = []
+    def __init__(self, *columns: np.ndarray) -> None:
+        """Of these types, and without a row."""
+        self.columns, self.rows = columns, 0
 
-    def add(self, kind: type[np.integer], *parts: np.ndarray) -> None:
-        self.columns = self.columns or [[] for _ in parts]
+    def add(self, *parts: np.ndarray) -> None:
+        end = self.rows + len(parts[0])
         for column, part in zip(self.columns, parts, strict=True):
-            column.append(part.astype(kind))
+            if end > len(column):
+                column.resize((end + end // 8, *column.shape[1:]), refcheck=False)
+            column[self.rows : end] = part
+        self.rows = end
 
-    def joined(self) -> Iterator[np.ndarray]:
+    def whole(self) -> tuple[np.ndarray, ...]:
         for column in self.columns:
-            whole = np.concatenate(column)
-            column.clear()
-            yield whole
+            column.resize((self.rows, *column.shape[1:]), refcheck=False)
+        return self.columns
 
 
 def _in_memory(array: np.ndarray) -> np.ndarray:
