@@ -70,7 +70,10 @@ class Flight:
         try:
             yield
         except OSError as error:
-            raise UserError(f"the flight recorder of {self.folder} cannot be written: {reason(error)}") from error
+            raise UserError(
+                f"the flight recorder of {self.folder} cannot be written: {reason(error)}; go on from the last "
+                "checkpoint when it can"
+            ) from error
 
 
 def _rounded(value: float | None) -> float | None:

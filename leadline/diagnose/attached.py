@@ -6,10 +6,12 @@ The model's call is hooked for looks (`leadline.diagnose.looking`), the optimize
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from leadline import alarm, flight, pulse
 from leadline.diagnose import looking
 from leadline.diagnose.beside import Beside
 from leadline.errors import UserError
-from leadline.files import write_json
+from leadline.files import reason, write_json
 from leadline.history import Row
 from leadline.metrics import Metrics
 from leadline.pulse import Pulse
@@ -67,8 +69,11 @@ class Attached:
     # What the loop calls
 
     def step(self, loss: Tensor | float | None = None) -> None:
-        if not self.leads:
-            return
+        if self.leads:
+            with self._writing():
+                self._step(loss)
+
+    def _step(self, loss: Tensor | float | None) -> None:
         self.update += 1
         losses = self.losses if loss is None else [torch.as_tensor(loss).detach().float()]
         row: Row = {"update": self.update, "lr": self.lr, **self.settings}
@@ -85,14 +90,26 @@ class Attached:
             self._flush(looked if due else {}, due)
 
     def close(self) -> None:
-        for hook in self.hooks:
+        hooks, self.hooks = self.hooks, []
+        for hook in hooks:
             hook.remove()
-        if self.hooks:
+        if hooks:
             self.beside.close()
-            self._flush({}, False)
+            with self._writing():
+                self._flush({}, False)
             self.metrics.close()
             self.flight.close()
-        self.hooks = []
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What cannot be written ends the watching, and not somebody's training."""
+        try:
+            yield
+        except (UserError, OSError) as error:
+            said = str(error) if isinstance(error, UserError) else f"{error.filename}: {reason(error)}"
+            self._tell(f"Watch ends at update {self.update}: {said}")
+            self.leads, self.waiting = False, []
+            self.close()
 
     # What is hooked
 
@@ -234,7 +251,8 @@ class Attached:
     def only_follow(self, why: str) -> None:
         self.cannot = why
         self._tell(f"Watch does not look into the model ({why}); gradients and updates are followed all the same")
-        self._describe()
+        with contextlib.suppress(OSError):  # this may be within the model's call; `step` tells of it
+            self._describe()
 
     def _tell(self, message: str) -> None:
         self.messages.append(message)

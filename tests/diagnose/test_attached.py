@@ -539,3 +539,31 @@ def test_a_step_that_calls_the_model_itself(tmp_path: Path) -> None:
     seen = rows(True)
     assert seen == rows(False)
     assert all("pulse" in row for row in seen)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("name", ["flight", "metrics"])
+def test_a_full_disk_ends_the_watching_and_not_the_training(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters())
+    watch = leadline.Watch(model, optimizer, tmp_path / "run", every=2)
+    assert watch.attached
+    taken, x = 0, next(batches())
+    for update in range(1, 7):
+        if update == 3:
+            getattr(watch.attached, name).file.close()
+            getattr(watch.attached, name).file = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        watch.step(loss)
+        taken += 1
+    watch.close()
+    told = capsys.readouterr().err.splitlines()
+    assert taken == 6
+    assert len(told) == 1
+    assert told[0].startswith("leadline: Watch ends at update ")
+    assert "the disk is full" in told[0]
+    assert [row["update"] for row in flight.read(tmp_path / "run")] == ([1, 2] if name == "flight" else [1, 2, 3, 4])
