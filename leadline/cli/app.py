@@ -80,8 +80,14 @@ def leadline(
 
 
 What = Annotated[str, typer.Argument(help="A recipe (see leadline recipes) or the path of a config.toml.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key (see leadline keys): --set optim.lr=1e-3")]
-SetDecode = Annotated[list[str] | None, typer.Option("--set", help="Change how it translates: --set decode.beam=5")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key (see leadline keys), as in --set optim.lr=1e-3."),
+]
+SetDecode = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change how it translates, as in --set decode.beam=5."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 Which = Annotated[str, typer.Option("--checkpoint", help="best, last, average:K (of the last K) or an update.")]

@@ -46,7 +46,10 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train small_pre_ln --set data.source=text:table/train.tsv", "a table of pairs makes two such files"),
         ("train small_pre_ln --set data.source=text:empty", "(it is empty)"),
         ("train numerals --set data.source_lang=en", "'en'"),
-        ("train small_pre_ln --set data.source=text:pairs --set data.source_lang=en", "are both en: set one of them"),
+        (
+            "train small_pre_ln --set data.source=text:pairs --set data.source_lang=en",
+            "are both en: set the other too",
+        ),
         ("train small_pre_ln --set data.source=text:pairs --set task=translate", "there is no task 'translate'"),
         ("train small_pre_ln --set data.source=text:pairs --set model.encoder_layers=0", "needs an encoder and a"),
         ("train small_pre_ln --set data.source=text:pairs --set train.device=gpu", "'gpu' is not a device"),
