@@ -221,4 +221,6 @@ def stdin_lines() -> Iterator[list[str]]:
 
     if sys.stdin is None:
         raise UserError("stdin is closed: pipe lines into this command, or name a file")
+    if sys.stdin.isatty():
+        tell(["type a line and press Enter; Ctrl-D ends"])
     return lines_ready(sys.stdin.buffer)  # type: ignore[arg-type]  # has read1, which its type does not say

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from leadline.cli import terminal
+from leadline.cli.app import stdin_lines
 
 Leadline = Callable[..., Any]
 
@@ -117,3 +119,14 @@ def test_an_update_that_a_run_does_not_have_is_not_replayed(leadline: Leadline, 
     answer = leadline("replay", finished, "21")
     assert answer.code == 2
     assert "ends after update 20: there is no update 21" in answer.err
+
+
+def test_a_command_that_waits_for_the_keyboard_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for typed in (True, False):
+        stdin = io.TextIOWrapper(io.BytesIO(b"one\n"))
+        monkeypatch.setattr(stdin, "isatty", lambda typed=typed: typed)
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert list(stdin_lines()) == [["one"]]
+        assert ("Ctrl-D ends" in capsys.readouterr().err) == typed
