@@ -8,6 +8,7 @@ from pathlib import Path
 from leadline.cli.app import open_store
 from leadline.cli.terminal import TrainingView
 from leadline.config import Config
+from leadline.errors import UserError
 from leadline.training import loop
 from leadline.training import run as runs
 from leadline.training.events import OnStep
@@ -19,6 +20,8 @@ def train(config: Config, out: str | Path | None = None, on_step: Sequence[OnSte
     Each function of `on_step` is called with a `leadline.training.events.Event` for every line of metrics, evaluation
     and message. Progress goes to stderr; `progress=False` is silent.
     """
+    if not isinstance(config, Config):
+        raise UserError(f"train takes a Config, such as leadline.recipes.numerals(), not {config!r}")
     if out:
         runs.require_new(Path(out))
     return _shown(lambda functions: loop.train(config, out, functions), config, on_step, progress)

@@ -180,7 +180,7 @@ def to_toml(options: object, comments: Mapping[str, str] = types.MappingProxyTyp
 
 def read_toml(path: Path) -> Values:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows editors begin a file with a mark
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except RecursionError:

@@ -35,3 +35,8 @@ def test_a_folder_that_holds_a_run_is_refused_before_data_is_prepared(
     monkeypatch.setattr("leadline.api.open_store", None)
     with pytest.raises(leadline.UserError, match="holds a run already"):
         leadline.train(tiny, finished)
+
+
+def test_the_name_of_a_recipe_is_no_config() -> None:
+    with pytest.raises(leadline.UserError, match=r"takes a Config, such as leadline\.recipes\.numerals\(\), not"):
+        leadline.train("numerals")  # type: ignore[arg-type]

@@ -393,6 +393,7 @@ def test_an_unknown_placement_is_answered_with_one_sentence(
     assert_one_sentence(answer, "no placement 'pre_nl'", "did you mean 'pre_ln'?", "deepnorm")
     imported = leadline("train", tiny_toml, "--out", tmp_path / "other", "--set", "model.placement=no_module:Norm")
     assert_one_sentence(imported, "'no_module:Norm' cannot be imported")
+    assert "run the command in the folder of its file" in imported.err
 
 
 def test_an_out_folder_that_holds_a_run_is_refused(leadline: Leadline, finished: Path, tiny_toml: Path) -> None:

@@ -267,3 +267,8 @@ def test_of_many_names_only_the_nearest_is_told() -> None:
     assert nearest("x7-y", names) == "did you mean 'x7-y7'?"
     assert nearest("???", names).count(",") == 99
     assert nearest("x1", names[:5]).startswith("did you mean 'x1-y1'? the choices are x0-y0, ")
+
+
+def test_a_file_from_windows_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(b"\xef\xbb\xbf[optim]\r\nlr = 1e-3\r\n")
+    assert load(tmp_path / "config.toml").optim.lr == 1e-3

@@ -82,8 +82,14 @@ def leadline(
 
 
 What = Annotated[str, typer.Argument(help="A recipe (see leadline recipes) or the path of a config.toml.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a key (see leadline keys): --set optim.lr=1e-3")]
-SetDecode = Annotated[list[str] | None, typer.Option("--set", help="Change how it translates: --set decode.beam=5")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key (see leadline keys), as in --set optim.lr=1e-3."),
+]
+SetDecode = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change how it translates, as in --set decode.beam=5."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 Which = Annotated[str, typer.Option("--checkpoint", help="best, last, average:K (of the last K) or an update.")]
@@ -236,4 +242,6 @@ def stdin_lines() -> Iterator[list[str]]:
 
     if sys.stdin is None:
         raise UserError("stdin is closed: pipe lines into this command, or name a file")
+    if sys.stdin.isatty():
+        tell(["type a line and press Enter; Ctrl-D ends"])
     return lines_ready(sys.stdin.buffer)  # type: ignore[arg-type]  # has read1, which its type does not say

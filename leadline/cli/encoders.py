@@ -19,6 +19,7 @@ from leadline.cli.app import (
     app,
     load_run,
     print_json,
+    stdin_lines,
 )
 from leadline.cli.terminal import TrainingView, answer, counting, table, tell
 from leadline.errors import UserError, nearest
@@ -100,7 +101,7 @@ def classify(
     as_json: Json = False,
 ) -> None:
     """Label new text with a fine-tuned run, line by line; separate two texts by a tab."""
-    from leadline.data.text import lines_of, lines_ready
+    from leadline.data.text import lines_of
     from leadline.jobs.finetune import best_in
     from leadline.tasks.classifier import Classifier
     from leadline.training.run import labels_of
@@ -112,7 +113,7 @@ def classify(
     classifier = Classifier(trained.model, trained.tokenizer, trained.config, labels)
     if source is None and sys.stdin is None:
         raise UserError("stdin is closed: pipe texts into leadline classify, or name a file with --input")
-    for lines in [list(lines_of(source))] if source else lines_ready(sys.stdin.buffer):  # type: ignore[arg-type]
+    for lines in [list(lines_of(source))] if source else stdin_lines():
         for line, shares in zip(lines, classifier.probabilities([*map(classifier.split, lines)]), strict=True):
             label = max(shares, key=shares.__getitem__)
             print(to_json({"text": line, "label": label, "probabilities": shares}) if as_json else label)

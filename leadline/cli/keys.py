@@ -120,5 +120,13 @@ READ_WITH = {  # keys that begin so are only read where another key has one of t
 OPTIONS = {  # what other tools call our options and arguments
     **dict.fromkeys(("output", "output-dir", "out-dir", "save-dir", "model-dir"), "--out FOLDER"),
     **dict.fromkeys(("config", "config-file", "cfg"), "the config.toml first, as in leadline train config.toml"),
+    **dict.fromkeys(
+        ("model", "arch", "model-name", "recipe"), "the recipe or run first, as in leadline train numerals"
+    ),
+    **dict.fromkeys(
+        ("data", "dataset", "data-dir", "train-file", "train-data", "input"),
+        "--set data.source=text:FOLDER (also many:, documents: or table:)",
+    ),
+    **dict.fromkeys(("gpus", "num-gpus", "n-gpu", "nproc"), "torchrun --nproc-per-node N -m leadline train …"),
     **dict.fromkeys(("average", "average-checkpoints", "avg"), "--checkpoint average:K"),
 }

@@ -217,8 +217,9 @@ def evaluate(
 ) -> None:
     """Evaluate a run: its loss and, for a translator, sacreBLEU and chrF with their signatures.
 
-    It is kept in RUN/evaluations, with --directions, --checkpoint or --set in a file of its own. With many languages it
-    is a table by direction; with --directions there is no loss, which would cover all directions.
+    The numbers are kept in RUN/evaluations. With --directions, --checkpoint or
+    --set they get a file of their own there. With many languages they are a table
+    by direction, without a loss if --directions selects some.
     """
     world = join()
     trained = load_run(run, which, device, assignments, allow_code, ("decode", "data"))
@@ -331,4 +332,4 @@ def _print_facts(facts: Facts, as_json: bool) -> None:
         print_json(facts)
         return
     for key, value in facts.items():
-        answer.print(f"{key:<26}{number(value, 4)}", soft_wrap=True)
+        answer.print(f"{key:<26}{number(value, 0 if key == 'skipped' else 4)}", soft_wrap=True)

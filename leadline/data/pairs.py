@@ -140,7 +140,7 @@ class TextFolder(TextFiles):
                 f"data.source: the folder {folder} does not exist: name yours with --set data.source=text:FOLDER"
             )
         if config.source_lang == config.target_lang:
-            raise UserError(f"data.source_lang and data.target_lang are both {config.source_lang}: set one of them")
+            raise UserError(f"data.source_lang and data.target_lang are both {config.source_lang}: set the other too")
         self.folder, config = folder, _with_languages_of(folder, config)
         self.languages = (config.source_lang, config.target_lang)
         files = {s: self._files(s) for s in SPLITS if any(self._find(s, lang) for lang in self.languages)}
@@ -213,7 +213,10 @@ def parallel(source: Path, target: Path) -> Iterator[Pair]:
         if left is missing or right is missing:
             shorter, longer = (source, target) if left is missing else (target, source)
             total = count - 1
-            raise UserError(f"{shorter} ends after {total} lines but {longer} goes on: the two must be line by line")
+            raise UserError(
+                f"{shorter} ends after {total} lines but {longer} goes on: each line of one must be the "
+                "translation of the same line of the other"
+            )
         yield left, right  # type: ignore[misc]
     if not count:
         raise UserError(f"{source} is empty")

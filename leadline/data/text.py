@@ -62,7 +62,9 @@ def decoded(line: bytes, where: str, number: int, before: int = 0) -> str:
         return line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         place = f"{error.reason} at byte {before + error.start}"
-        raise UserError(f"{where}, line {number}: not valid UTF-8 ({place})") from None
+        raise UserError(
+            f"{where}, line {number}: not valid UTF-8 ({place}): convert it, for example with iconv -f LATIN1 -t UTF-8"
+        ) from None
 
 
 def lines_ready(stream: BufferedIOBase, most: int = 256) -> Iterator[list[str]]:

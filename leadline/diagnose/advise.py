@@ -90,9 +90,10 @@ def _ends(
     deepest, widths = max(r.layers for r in table), [r.dim for r in table]
     said = []
     if depth > deepest:
-        said.append(f"the table ends at {deepest}-{deepest} layers: the rate is carried on along its last slope")
+        said.append(f"the table ends at {deepest}-{deepest} layers: rates for deeper models are extrapolated")
     if not min(widths) <= dim <= max(widths):
-        said.append(f"the table holds widths {min(widths)} to {max(widths)}: the rate is carried on as 1/width")
+        measured = f"widths {min(widths)} to {max(widths)}"
+        said.append(f"the table holds {measured}: rates for other widths are extrapolated as 1/width")
     if arch != "encoder-decoder":
         said.append("the table holds encoder-decoders only: read for two stacks of half the depth")
     longest = int(calibration()["warmup_gain"][-1][0])

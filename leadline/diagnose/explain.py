@@ -98,8 +98,8 @@ def causes_of(timeline: Timeline) -> list[Cause]:
 
 # What is said where nothing was found and nobody has looked into the model: Post-LN that is stuck is such a training.
 NOT_SEEN = (
-    "nobody looked into the model: that its tokens have become alike, or that it learns no more than frequencies, "
-    "is not seen without looks; train with --watch 50"
+    "nobody looked into the model, so this cannot tell whether all tokens have become alike or only their frequencies "
+    "were learnt: train with --watch 50 to know"
 )
 
 

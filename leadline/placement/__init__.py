@@ -72,7 +72,8 @@ def find(name: str) -> type[Placement]:
     try:
         placement = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # anything may go wrong in a user's file
-        raise UserError(f"the placement {name!r} cannot be imported: {error}") from error
+        where = " (run the command in the folder of its file)" if isinstance(error, ModuleNotFoundError) else ""
+        raise UserError(f"the placement {name!r} cannot be imported: {error}{where}") from error
     finally:
         sys.path.pop()
     if not (isinstance(placement, type) and issubclass(placement, Placement)):

@@ -46,7 +46,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 def find(name: str) -> Config:
     if name not in RECIPES:
-        raise UserError(f"there is no recipe {name!r}: {nearest(name, RECIPES)}; or give a path to a config.toml")
+        raise UserError(f"there is no recipe {name!r}, nor a file or folder of that name: {nearest(name, RECIPES)}")
     return RECIPES[name]()
 
 

@@ -134,7 +134,9 @@ def _train(setup: Setup, state: State, signals: list[int], reasons: dict[str, st
     where = f"from update {state.update}" if state.update else start
     why = f" ({setup.not_captured})" if setup.not_captured else ""
     on = f"{setup.device} in {config.train.precision}, step {config.train.step}{why}"
-    facts = f"{weights:,} weights on {on}, {setup.updates_per_epoch} updates an epoch"
+    facts = (
+        f"{weights:,} weights on {on}, {setup.updates_per_epoch} update{'s' * (setup.updates_per_epoch != 1)} an epoch"
+    )
     chosen = "".join(f"; {key} {why}" for key, why in reasons.items())
     imported = checkpoint.is_imported(setup.folder)
     if imported and not state.update:

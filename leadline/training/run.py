@@ -19,13 +19,14 @@ import contextlib
 import platform
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 
 import leadline
 from leadline import config as configuration
 from leadline import machine
-from leadline.config import Config
+from leadline.config import Config, ModelConfig
 from leadline.data.sources import parse
 from leadline.data.store import Store
 from leadline.data.tokenizer import TARGET
@@ -35,6 +36,11 @@ from leadline.options import flat
 from leadline.provenance import NUMERICS, facts_of, stamp
 from leadline.training import checkpoint
 from leadline.world import join
+
+# Keys that another run which starts from these weights cannot change either.
+IN_WEIGHTS = {f"model.{f.name}" for f in fields(ModelConfig)} - {
+    "model.dropout", "model.attention_dropout", "model.activation_dropout", "model.init", "model.max_length"
+} | {"data.vocab_size", "data.tokenizer"}  # fmt: skip
 
 LAID_OUT = ("job.toml", "job.json", "log.txt")  # what leadline.jobs puts into a folder before its run begins
 
@@ -127,10 +133,10 @@ def require_changeable(folder: Path, before: Config, after: Config) -> None:
     """A run goes on as what it is; how long, at which rate and where it is computed may change."""
     for key, (old, new) in changes(before, after).items():
         if key not in configuration.LATER:
-            raise UserError(
-                f"--set {key}: a run cannot change it on its way ({old} → {new}); begin another run from these weights "
-                f"with --set train.start={folder}"
-            )
+            kept, start = f"--set {key}: a resumed run keeps it ({old}, not {new})", f"--set train.start={folder}"
+            if key in IN_WEIGHTS:
+                raise UserError(f"{kept}; train a new run from the beginning, since {start} keeps it too")
+            raise UserError(f"{kept}; start another run from these weights with {start}")
 
 
 def own(config: Config, store: Store) -> Facts:

@@ -69,7 +69,8 @@ def test_a_word_that_no_key_has_is_one_sentence(leadline: Leadline) -> None:
         ("--lr", "--set optim.lr=…"), ("--learning-rate", "--set optim.lr=…"), ("--learning_rate", "--set optim.lr=…"),
         ("--batch-size", "--set train.batch_tokens=…"), ("--epochs", "--set train.epochs=…"),
         ("--max-steps", "--set train.updates=…"), ("--dropout", "--set model.dropout=…"), 
-        ("--config", "leadline train config.toml"),
+        ("--model", "the recipe or run first, as in leadline"), ("--data", "--set data.source=text:FOLDER"),
+        ("--gpus", "torchrun --nproc-per-node"), ("--config", "leadline train config.toml"),
         ("--output-dir", "--out FOLDER"), ("--average", "--checkpoint average:K"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from leadline.cli import terminal
+from leadline.cli.app import stdin_lines
 
 Leadline = Callable[..., Any]
 
@@ -46,7 +48,10 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train small_pre_ln --set data.source=text:table/train.tsv", "a table of pairs makes two such files"),
         ("train small_pre_ln --set data.source=text:empty", "(it is empty)"),
         ("train numerals --set data.source_lang=en", "'en'"),
-        ("train small_pre_ln --set data.source=text:pairs --set data.source_lang=en", "are both en: set one of them"),
+        (
+            "train small_pre_ln --set data.source=text:pairs --set data.source_lang=en",
+            "are both en: set the other too",
+        ),
         ("train small_pre_ln --set data.source=text:pairs --set task=translate", "there is no task 'translate'"),
         ("train small_pre_ln --set data.source=text:pairs --set model.encoder_layers=0", "needs an encoder and a"),
         ("train small_pre_ln --set data.source=text:pairs --set train.device=gpu", "'gpu' is not a device"),
@@ -114,3 +119,14 @@ def test_an_update_that_a_run_does_not_have_is_not_replayed(leadline: Leadline, 
     answer = leadline("replay", finished, "21")
     assert answer.code == 2
     assert "ends after update 20: there is no update 21" in answer.err
+
+
+def test_a_command_that_waits_for_the_keyboard_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for typed in (True, False):
+        stdin = io.TextIOWrapper(io.BytesIO(b"one\n"))
+        monkeypatch.setattr(stdin, "isatty", lambda typed=typed: typed)
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert list(stdin_lines()) == [["one"]]
+        assert ("Ctrl-D ends" in capsys.readouterr().err) == typed

@@ -68,7 +68,9 @@ def test_what_makes_it_another_run_is_refused(assignment: str, finished: Path, l
     answer = leadline("train", "--resume", finished, "--set", assignment)
     assert answer.code == 2
     key = assignment.partition("=")[0]
-    assert f"--set {key}: a run cannot change it on its way" in answer.err
+    assert f"--set {key}: a resumed run keeps it" in answer.err
+    advice = "train a new run" if key in ("model.dim", "model.placement", "data.vocab_size") else "start another run"
+    assert advice in answer.err
     assert f"--set train.start={finished}" in answer.err
     assert (finished / "run.json").read_bytes() == before
 

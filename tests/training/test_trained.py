@@ -93,3 +93,9 @@ def test_what_cannot_be_encoded_is_one_sentence(translator: Trained, bert: Train
         translator.encode(TEXTS, ["one"])
     with pytest.raises(UserError, match=r"text 1 \(from 0\) has .* model.max_length=48: shorten it"):
         bert.encode(["ab", "ab " * 60])
+
+
+def test_a_single_text_is_not_taken_for_its_characters(translator: Trained) -> None:
+    for use in (translator.translate, translator.encode):
+        with pytest.raises(UserError, match=r"give a list of texts, not one text: \['zwölf'\]"):
+            use("zwölf")
