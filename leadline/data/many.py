@@ -31,7 +31,7 @@ PAIR = rf"({LANGUAGE})-({LANGUAGE})"
 FILE = re.compile(rf"(train|valid|test|zero)\.{PAIR}\.({LANGUAGE})(?:\.gz|\.xz)?")
 OPUS = re.compile(rf"opus\.{PAIR}-(train|dev|test)\.({LANGUAGE})(?:\.gz|\.xz)?")
 ORIGIN = re.compile(rf"(valid|test)\.{PAIR}\.origin(?:\.gz|\.xz)?")
-MEANT = re.compile(r"(?:train|valid|test|zero)\.([\w-]+)-([\w-]+)\.(?:\1|\2)(?:\.gz|\.xz)?")  # also by another name
+OTHER = re.compile(r"(?:train|valid|test|zero)\.(?:(.+)-.+\.\1|.+-(.+)\.\2)(?:\.gz|\.xz)?")  # meant as FILE
 EVERY = re.compile(rf"{FLORES}\.({LANGUAGE})(?:\.gz|\.xz)?")
 
 
@@ -164,19 +164,18 @@ def many_folder(folder: Path, config: DataConfig) -> Many:
         elif match := ORIGIN.fullmatch(path.name):
             pair, split = f"{match[2]}-{match[3]}", match[1]
             _put(origins, (pair, split), path, f"origins of {split} of {pair}")
-        elif MEANT.fullmatch(path.name) and not ((match := FILE.fullmatch(path.name)) and match[2] != match[3]):
-            raise UserError(
-                f"{path} is not of two languages: write each with two or three letters, and a region behind an "
-                "underscore, as in train.pt_br-en.pt_br"
-            )
         elif match := FILE.fullmatch(path.name) or OPUS.fullmatch(path.name):
             split, a, b = (
                 (match[1], match[2], match[3]) if FILE.fullmatch(path.name) else (match[3], match[1], match[2])
             )
             split = {name: ours for ours, name in OPUS_SPLITS.items()}.get(split, split)
-            if match[4] in (a, b) and a != b:
+            if a == b:
+                raise _unread(path)
+            if match[4] in (a, b):
                 pair = f"{a}-{b}" if (f"{b}-{a}", split) not in files else f"{b}-{a}"
                 _put(files.setdefault((pair, split), {}), match[4], path, f"{split} text of {pair} in {match[4]}")
+        elif OTHER.fullmatch(path.name):
+            raise _unread(path)
     trained = dict.fromkeys(pair for pair, split in files if split == "train")
     if not trained:
         raise UserError(
@@ -193,7 +192,16 @@ def many_folder(folder: Path, config: DataConfig) -> Many:
     return Many(config, parts, zero, flores, str(folder), origins)
 
 
+def _unread(path: Path) -> UserError:
+    return UserError(
+        f"{path} is not named after two languages, each written as de, pt_br or zh_Hans: rename it, or move it "
+        "elsewhere"
+    )
+
+
 def _put(place: dict[Any, Path], key: Any, path: Path, what: str) -> None:
+    if not path.is_file():  # also a pipe, at which one would wait for ever
+        raise UserError(f"{path} should be the {what} and is not a file: put the text there, or remove it")
     if key in place:
         raise UserError(f"{place[key]} and {path} are both the {what}: keep one of them")
     place[key] = path

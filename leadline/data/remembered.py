@@ -10,12 +10,14 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from leadline.errors import UserError
 from leadline.files import checksum, read_json
 
 SETTLED = 2.0  # seconds after its last change from which a file is known by its times
@@ -45,7 +47,11 @@ def remembered(what: str, files: Sequence[Path], compute: Callable[[], Any]) -> 
 
 def _times(files: Sequence[Path]) -> list[list[int]]:
     """Size, and when the contents and anything else about it last changed."""
-    return [[s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in (path.stat() for path in files)]
+    stats = [path.stat() for path in files]
+    for path, s in zip(files, stats, strict=True):
+        if stat.S_ISFIFO(s.st_mode):  # whoever opens it waits, perhaps for ever
+            raise UserError(f"{path} is a pipe, and data is read more than once: write it to a file")
+    return [[s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in stats]
 
 
 def _write(place: Path, text: str) -> None:

@@ -51,17 +51,19 @@ class Subject:
         self.model = getattr(self.model, "_orig_mod", self.model)  # of torch.compile: the model itself
 
     def run(self, batch: Any) -> Any:
-        several = (
-            " (a list is the model's arguments; give several batches as iter(…))" if isinstance(batch, list) else ""
-        )
-        with _eager(), in_words(f"{type(self.model).__name__} cannot be run on this batch{several}"):
-            if self.call:
-                return self.call(self.model, batch)
-            if isinstance(batch, Mapping):
-                return self.model(**batch)
-            if isinstance(batch, list | tuple):
-                return self.model(*batch)
-            return self.model(batch)
+        try:
+            with _eager(), in_words(f"{type(self.model).__name__} cannot be run on this batch"):
+                if self.call:
+                    return self.call(self.model, batch)
+                if isinstance(batch, Mapping):
+                    return self.model(**batch)
+                if isinstance(batch, list | tuple):
+                    return self.model(*batch)
+                return self.model(batch)
+        except UserError as error:
+            if isinstance(batch, list) and isinstance(error.__cause__, TypeError):
+                raise UserError(f"{error}; a list is the model's arguments: give several batches as iter(…)") from None
+            raise
 
     def loss_of(self, output: Any, batch: Any) -> Tensor:
         if self.loss is None:

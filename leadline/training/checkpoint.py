@@ -100,7 +100,8 @@ def _read_state(folder: Path) -> tuple[State, dict[str, str]]:
                 raise Damaged(f"{folder} is of another run: it was trained with a config that this run never had")
             return state, hashes
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{folder / 'state.json'} is damaged: {error}") from error
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise Damaged(f"{folder / 'state.json'} is damaged: {why}") from error
     raise Damaged(f"{folder / 'state.json'} is damaged")
 
 

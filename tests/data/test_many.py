@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,15 +180,17 @@ def test_of_two_files_for_the_same_none_is_left_out_silently(folder: Folder, tmp
         ("train.fr-en.fr", "", r"train\.fr-en\.fr ends after 0 lines"),
         ("train.fr-en.en", "\n" * 20, r"no line of .*train\.fr-en\.fr and .*train\.fr-en\.en has text on both sides"),
         ("train.en-de.de", "eins\n", r"train\.de-en\.de and .*train\.en-de\.de are both the train text of de-en in de"),
-        ("train.pt-br-en.pt-br", "um\n", r"train\.pt-br-en\.pt-br is not of two languages: .*train\.pt_br-en\.pt_br"),
-        ("valid.english-de.de.xz", "", r"valid\.english-de\.de\.xz is not of two languages"),
-        ("train.de-de.de", "eins\n", r"train\.de-de\.de is not of two languages"),
+        ("train.pt-br-en.pt-br", "um\n", r"train\.pt-br-en\.pt-br is not named after two languages, .*pt_br"),
+        ("valid.english-de.de.xz", "", r"valid\.english-de\.de\.xz is not named after two languages"),
         (
             "train.de-en.de.gz",
             "",
             r"train\.de-en\.de and .*train\.de-en\.de\.gz are both the train text of de-en in de",
         ),
         ("train.de-ja.ja", "一\n", r"train\.de-ja\.ja has no counterpart in de: add it"),
+        ("train.zh-Hant-en.en", "a\n", r"train\.zh-Hant-en\.en is not named after two languages, each written as de"),
+        ("valid.日-en.日.xz", "", r"valid\.日-en\.日\.xz is not named after two languages"),
+        ("train.de-de.de", "a\n", r"train\.de-de\.de is not named after two languages"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_that_names_the_file(
@@ -197,6 +200,15 @@ def test_what_is_wrong_is_one_sentence_that_names_the_file(
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=said):
         prepare(config)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)], ids=["pipe", "dir", "loop"])
+def test_what_is_not_a_file_is_told_at_once(make: Callable[[Path], None], folder: Folder, tmp_path: Path) -> None:
+    config = folder()
+    (tmp_path / "train.de-en.de").unlink()
+    make(tmp_path / "train.de-en.de")
+    with pytest.raises(UserError, match=r"train\.de-en\.de should be the train text of de-en in de and is not a file"):
+        open_source(config)
 
 
 @pytest.mark.parametrize(

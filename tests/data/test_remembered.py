@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from leadline.data import remembered
 from leadline.data.remembered import fingerprint
+from leadline.errors import UserError
 
 
 @pytest.fixture
@@ -70,3 +72,9 @@ def test_a_fingerprint_is_of_headings_and_contents(ask, text: Path, tmp_path: Pa
     assert fingerprint(b"", [("train ", tmp_path / "copy")]) == first == fingerprint(b"", [("train ", text)])
     others = [(b"x", "train ", text), (b"", "valid ", text), (b"", "train ", tmp_path / "other")]
     assert len({first, *(fingerprint(start, [(heading, path)]) for start, heading, path in others)}) == 4
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is a pipe, and data is read more than once: write it to a file"):
+        remembered.remembered("length", [tmp_path / "pipe"], lambda: 1)

@@ -529,6 +529,13 @@ def test_a_loss_that_was_not_finite_and_was_skipped_is_read_again(tmp_path: Path
     assert math.isnan(other)
 
 
+def test_what_a_state_lacks_is_said_in_words(tmp_path: Path) -> None:
+    save_each(tmp_path, [1])
+    (tmp_path / "checkpoints" / "00000001" / "state.json").write_text("{}")
+    with pytest.raises(checkpoint.Damaged, match=r"state\.json is damaged: it has no 'sha256'$"):
+        checkpoint.read(tmp_path, "00000001")
+
+
 def test_a_run_folder_holds_nothing_that_needs_pickle(finished: Path) -> None:
     kinds = {".toml", ".json", ".jsonl", ".safetensors"}
     for path in (path for path in finished.rglob("*") if path.is_file()):
