@@ -77,11 +77,18 @@ def _fits(key: str, value: object) -> bool:
             return isinstance(value, list) and all(isinstance(name, str) for name in value)
         case "changed":
             return isinstance(value, dict) and all(isinstance(how, str) for how in value.values())
+        case "settings":
+            return isinstance(value, dict) and all(map(_is_setting, value.values()))
         case "pulse":
             return _is_table(value, float | None)
         case "rows":
             return _is_table(value, int)
     return value is None or isinstance(value, float) or number(value) is not None
+
+
+def _is_setting(value: object) -> bool:
+    """A number, or the numbers of several groups of weights, of which each may have several."""
+    return all(map(_is_setting, value)) if isinstance(value, list) else number(value) is not None
 
 
 def _is_table(value: object, kind: UnionType | type) -> bool:

@@ -40,6 +40,7 @@ def test_what_was_not_finite_is_a_gap_in_a_curve() -> None:
         f'{{"update": 1, "loss": {10**400}}}', '{"update": 1, "alarm": 3}', '{"update": 1, "layers": 3}',
         '{"update": 1, "layers": [1]}', '{"update": 1, "pulse": 3}', '{"update": 1, "pulse": [3.0]}',
         '{"update": 1, "pulse": [["x"]]}', '{"update": 1, "rows": [null]}', '{"update": 1, "changed": ["x"]}',
+        '{"update": 1, "settings": {"eps": "x"}}', '{"update": 1, "settings": [0.1]}',
         '{"update": 1, "alarm": "\\ud800"}', '{"update": 1, "\\udfff": 1.0}',
     ],
 )  # fmt: skip

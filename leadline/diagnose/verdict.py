@@ -154,6 +154,7 @@ class Judged(NamedTuple):
     edge_found: bool
     chance: float
     needed: int | None  # warm-up updates
+    watched: bool  # for ENDURES steps: all that is known of how it trains
 
 
 def judge(
@@ -183,7 +184,7 @@ def judge(
         scores[rate] if gain == 1 and rate <= min(limit, endured) else -_steepness(scores) * math.log2(excess)
     )
     needed = needed_warmup(excess * gain)
-    judged = Judged(connections, rate, warmup, min(scores), highest, edge_found, chance, needed)
+    judged = Judged(connections, rate, warmup, min(scores), highest, edge_found, chance, needed, endured < math.inf)
     return Verdict(
         _answer(judged),
         chance >= 0.5,
@@ -215,15 +216,16 @@ def _placements(connections: Sequence[Connection]) -> str:
 
 
 def _answer(judged: Judged) -> str:
-    _, rate, warmup, lowest, highest, edge_found, chance, needed = judged
+    _, rate, warmup, lowest, highest, edge_found, chance, needed, watched = judged
     model = _placements(judged.connections)
     without = f"without warm-up it trains up to lr ≈ {highest:.1e}"
     if chance >= 0.5:
+        trains = f"trains for {ENDURES} steps" if watched else "trains"
         if not edge_found:
-            return f"trains without warm-up at every rate judged ({model}): no edge found up to lr {highest:.1e}"
+            return f"{trains} without warm-up at every rate judged ({model}): no edge found up to lr {highest:.1e}"
         if warmup and needed:
-            return f"trains at lr {rate:g} with {warmup} warm-up updates ({model}); {without}"
-        return f"trains without warm-up up to lr ≈ {highest:.1e} ({model})"
+            return f"{trains} at lr {rate:g} with {warmup} warm-up updates ({model}); {without}"
+        return f"{trains} without warm-up up to lr ≈ {highest:.1e} ({model})"
     if (highest or lowest / 2) * max(c.dim for c in judged.connections) < HOPELESS:
         even = f"only lr below {highest:.1e} is low enough" if highest else f"even lr {lowest:.1e} is too high"
         return f"will not train at this depth ({model}): without warm-up {even}"
