@@ -68,7 +68,9 @@ class Trained:
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
         """The translation of each sentence, by beam search as config.decode says."""
-        return self.translator().translate(_several(sentences))
+        if isinstance(sentences, str):  # its characters are a list too, which nobody means
+            raise UserError("translate takes a list of sentences: give one sentence as [sentence]")
+        return self.translator().translate(sentences)
 
     def generator(self, **options: float) -> Generator:
         """`options` are those of config.generate, where they differ from the run's."""
@@ -77,7 +79,7 @@ class Trained:
 
     def generate(self, prompts: Sequence[str], **options: float) -> list[str]:
         """What follows each prompt: `generate(["Once"], tokens=50, temperature=0.8, top_k=40, top_p=0.9, seed=2)`."""
-        return self.generator(**options).generate(_several(prompts))
+        return self.generator(**options).generate(prompts)
 
     def encode(self, texts: Sequence[str], second: Sequence[str] | None = None) -> Encoded:
         """Texts as the model takes them, `model(*encoded.packs)`.
@@ -85,7 +87,7 @@ class Trained:
         For an encoder `second` has the text that each is paired with; for a translator the translation, or as much of
         it as is known, of which the model says how it goes on.
         """
-        encoded = tasks.find(self.config.task).encode(self.tokenizer, self.config, _several(texts), second)
+        encoded = tasks.find(self.config.task).encode(self.tokenizer, self.config, texts, second)
         return encoded.to(next(self.model.parameters()).device)
 
     @torch.no_grad()
@@ -120,13 +122,6 @@ class Trained:
         """Loss on a whole split, in nats a token or an example; of a translation BLEU and chrF with signatures."""
         task = self.task()
         return task.evaluate(self.model, split) | task.scores(self.model, split)
-
-
-def _several(texts: Sequence[str]) -> Sequence[str]:
-    """A string is a sequence of strings too, of its characters: nobody means those."""
-    if isinstance(texts, str):
-        raise UserError(f"give a list of texts, not one text: [{texts[:40]!r}]")
-    return texts
 
 
 def load(run: str | Path, which: str = "best", device: str | None = None, allow_code: bool = False) -> Trained:

@@ -96,6 +96,5 @@ def test_what_cannot_be_encoded_is_one_sentence(translator: Trained, bert: Train
 
 
 def test_a_single_text_is_not_taken_for_its_characters(translator: Trained) -> None:
-    for use in (translator.translate, translator.encode):
-        with pytest.raises(UserError, match=r"give a list of texts, not one text: \['zwölf'\]"):
-            use("zwölf")
+    with pytest.raises(UserError, match="give one sentence as"):
+        translator.translate("zwölf")
