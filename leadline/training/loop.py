@@ -187,9 +187,8 @@ def _updates(
     since = Since(waiting, torch.tensor(state.losses, device=setup.device).unbind())
     watchers = setup.watchers()
     updates = batches_of(setup, state)
-    if setup.device.type != "cpu":  # there a thread would take the cores that the step computes on
-        updates = prefetched(updates)
-    for epoch, begin, used, ends_epoch, rows, batches in updates:
+    ahead = updates if setup.device.type == "cpu" else prefetched(updates)  # whose step needs its cores itself
+    for epoch, begin, used, ends_epoch, rows, batches in ahead:
         lr = rate_of(setup, state, state.update + 1)
         recorder.begin(epoch, begin, rows, lr)
         due = [watcher for watcher in watchers if watcher.due(state.update + 1)]
