@@ -119,6 +119,8 @@ def require_empty(out: Path) -> None:
 def fill(parameter: Tensor, value: Tensor, name: str) -> None:
     if parameter.shape != value.shape:
         raise UserError(f"{name} is {tuple(value.shape)}, and config.json makes it {tuple(parameter.shape)}")
+    if not value.isfinite().all():
+        raise UserError(f"{name} holds values that are not finite: the file is damaged, or its training diverged")
     parameter.copy_(value)
 
 

@@ -259,6 +259,17 @@ def test_what_transformers_would_not_tie_or_count_as_we_do_is_refused(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    folder_of("BertForMaskedLM", tmp_path / "theirs")
+    weights = load_file(tmp_path / "theirs" / "model.safetensors")
+    name = "bert.encoder.layer.0.output.dense.bias"
+    weights[name][3] = float("nan")
+    save_file(weights, tmp_path / "theirs" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"^{name} holds values that are not finite"):
+        huggingface.load(tmp_path / "theirs", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_untied_decoder_has_a_bias_of_its_own(tmp_path: Path) -> None:
     theirs = folder_of("BertForMaskedLM", tmp_path / "theirs", tie_word_embeddings=False)
     assert huggingface.load(tmp_path / "theirs", tmp_path / "run") == []
