@@ -5,6 +5,7 @@ Everything happens below one scratch folder, which is also the home, the cache a
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import resource
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 1 << 30
+STUCK = 110.0  # seconds after which a command says on stderr where it is
 # What commands load as they run, which torch's optimizers do too: once here, and not in each of thousands of processes.
 LOADED = (
     "leadline.cli", "leadline.training.trained", "leadline.report.figures", "leadline.diagnose.inspect",
@@ -71,6 +73,7 @@ class Command:
             os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY), number)
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, "r" if i == 0 else "w", encoding="utf-8") for i in range(3))
         os.chdir(folder)
+        faulthandler.dump_traceback_later(STUCK, file=sys.stderr)
         code: object = 70
         try:
             before()
@@ -100,6 +103,8 @@ class Command:
                 break
             time.sleep(0.002)
         out, err = (path.read_text(encoding="utf-8", errors="replace") for path in self.files[1:])
+        if status == signal.SIGALRM:
+            print(f"a command did not end:\n{err}", file=sys.stderr)  # with the test or trial that waited for it
         for path in self.files:
             path.unlink(missing_ok=True)
         seconds = time.monotonic() - self.begun
