@@ -158,7 +158,7 @@ def test_a_config_file_that_contradicts_the_run_it_starts_from_is_refused(finish
     path.write_text(f'[model]\nffn_dim = 64\n[train]\nepochs = 1\nstart = "{finished}"\n')
     with pytest.raises(UserError, match=r"model\.ffn_dim=64 contradicts"):
         trainings._asked(str(path), [])
-    path.write_text(path.read_text().replace("64", "32"))
+    path.write_text(path.read_text().replace("ffn_dim = 64", "ffn_dim = 32"))
     assert trainings._asked(str(path), [])[0].model.dim == 16
 
 
