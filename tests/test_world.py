@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -250,6 +252,18 @@ def test_a_run_goes_on_with_another_number_of_processes(four: Config, alone: Pat
     resume(run)
     assert files(run, 6) == files(alone, 6)
     assert metrics(run) == metrics(alone)
+
+
+def test_a_forked_command_leaves_garbage_of_its_parent_alone(tmp_path: Path) -> None:
+    """A store's thread is not in the fork: whoever collects the store there waits for it, or is aborted."""
+    gc.disable()
+    try:
+        cycle: list[object] = [dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)]
+        cycle.append(cycle)
+        del cycle
+        assert call(["--version"], tmp_path, before=lambda: print(gc.collect(), file=sys.stderr)).code == 0
+    finally:
+        gc.enable()
 
 
 def until(condition: Callable[[], bool], limit: float = 60.0) -> None:

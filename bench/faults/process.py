@@ -6,6 +6,7 @@ Everything happens below one scratch folder, which is also the home, the cache a
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import resource
@@ -69,6 +70,7 @@ class Command:
     def _become(self, arguments: list[str], folder: Path, before: Callable[[], None]) -> None:
         from leadline import cli
 
+        gc.freeze()  # what waits to be collected here may have threads, which only the other process can end
         for number, path in enumerate(self.files):
             os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY), number)
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, "r" if i == 0 else "w", encoding="utf-8") for i in range(3))
