@@ -63,12 +63,11 @@ def measured(case: str, step: str, folder: Path) -> dict[str, Any]:
 
     recipe, settings = CASES[case]
     text(folder / "text.txt")
-    settings = settings.replace("TEXT", str(folder / "text.txt"))
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     updates = 3 if step == "graph" and interpreted else 10
     device = "cuda" if step == "graph" and not interpreted else "cpu"
     how = [f"train.step={step}", f"train.updates={updates}", f"train.device={device}"]
-    given = [*settings.split(), *ONCE.split(), *how]
+    given = [word.replace("TEXT", str(folder / "text.txt")) for word in (*settings.split(), *ONCE.split(), *how)]
     place: Any = steps if hasattr(steps, "require_usable") else graph  # where earlier code has it
     before, place.require_usable = place.require_usable, lambda device: None
     try:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -175,7 +176,7 @@ def test_only_this_machine_only_these_paths_only_get(run: Path) -> None:
             "/config.toml",
             "/content/",
             "/?x",
-            str(run / "config.toml"),
+            urllib.parse.quote(str(run / "config.toml")),
             "http://a/",
         ):
             status, _, text = ask(server, path)
