@@ -7,9 +7,11 @@ is remembered while the files keep their sizes and times; `leadline data check` 
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from leadline import machine
 from leadline.data.remembered import remembered
 from leadline.data.sources import FORMS
 from leadline.errors import UserError
@@ -108,7 +110,8 @@ def check(folder: Path, manifest: dict[str, Any], again: bool = False) -> None:
     paths = [folder / name for name in manifest["sha256"]]
 
     def compute() -> dict[str, str]:
-        return {path.name: sha256(path) for path in paths}
+        with ThreadPoolExecutor(machine.cores()) as threads:
+            return dict(zip(manifest["sha256"], threads.map(sha256, paths), strict=True))
 
     try:
         hashes = compute() if again else remembered("prepared data", paths, compute)
