@@ -45,6 +45,7 @@ def test_rates_are_trained_coarsely_then_around_the_best_and_the_edge() -> None:
     ends |= {ladder[2]: 0.55, ladder[4]: 0.62, ladder[6]: 1.5}
     assert design.edge(ends, 3.0) == ladder[6]
     assert design.rates_left(CELL, ends, 3.0) == []
+    assert design.rates_left(CELL, ends | {1e-9: 0.4}, 3.0) == []  # what optim.lr=auto chose beyond the ladder
     assert design.good(ends) == (ladder[2], ladder[3])
     assert design.edge(ends, 0.55) == 0  # nothing was learnt: no training ends below the frequencies
 

@@ -177,6 +177,7 @@ def rates_left(cell: Cell, ends: Mapping[float, float], frequencies: float) -> l
     coarse = ladder[1::2] if cell.optimizer != "sgd" else ladder[::2]
     if left := [rate for rate in coarse if rate not in ends]:
         return left
+    ends = {rate: ends[rate] for rate in ladder if rate in ends}  # optim.lr=auto may have gone beyond it
     best = min(ladder.index(rate) for rate, loss in ends.items() if loss == min(ends.values()))
     wanted = {best - 1, best + 1}
     if learnt := [ladder.index(rate) for rate, loss in ends.items() if has_learnt(loss, ends, frequencies)]:

@@ -19,12 +19,24 @@ from torch import Tensor, nn
 from leadline.kernels.fused.dropout import Dropout, keeps, row_keys
 from leadline.kernels.fused.runtime import Runtime
 
-# What was fastest on an H200 of 1, 2, 4 and 8: tokens a program looks at together.
-ROWS, BACK_ROWS = 4, 1
-PROGRAMS = 528  # on the way back: four for each multiprocessor of a large GPU, each sums the gradients of its tokens
-
-
 Norm = nn.LayerNorm | nn.RMSNorm
+
+
+class Launch(NamedTuple):
+    """How the work is cut: tokens that a program looks at together, its warps, and how many programs there are."""
+
+    rows: int
+    warps: int
+    programs: int = 0  # 0: as many as the tokens need
+
+
+def _forward_launch(D: int) -> Launch:
+    return Launch(4, 4)
+
+
+def _backward_launch(D: int) -> Launch:
+    """Four programs for each multiprocessor of a large GPU; each sums the gradients of its tokens."""
+    return Launch(1 if D <= 512 else 2, 4, 528)
 
 
 class Joined(NamedTuple):
@@ -159,12 +171,13 @@ class _AddNorm(torch.autograd.Function):
         wide_h = torch.empty_like(x) if norm and wide else None
         centres, norm_bias = kind(norm)
         mean, rstd = x.new_empty(2, rows).unbind() if norm else (None, None)
-        _add_norm[(triton.cdiv(rows, ROWS),)](
+        launch = _forward_launch(D)
+        _add_norm[(triton.cdiv(rows, launch.rows),)](
             x, y, norm.weight if norm else None, norm_bias, s, h, wide_h, mean, rstd,
             dropout.seed, dropout.salt, dropout.threshold, dropout.scale, alpha, norm.eps if norm else 0.0, rows, D,
             HAS_Y=y is not None, DROPS=dropout.p > 0, NORM=norm is not None, CENTRES=centres,
-            HAS_BIAS=norm_bias is not None, WIDE=wide_h is not None, STORES=stores, ROWS=ROWS,
-            BLOCK=triton.next_power_of_2(D), num_warps=4,
+            HAS_BIAS=norm_bias is not None, WIDE=wide_h is not None, STORES=stores, ROWS=launch.rows,
+            BLOCK=triton.next_power_of_2(D), num_warps=launch.warps,
         )  # fmt: skip
         ctx.save_for_backward(s if norm else None, mean, rstd)
         ctx.norm, ctx.y_bias, ctx.alpha, ctx.dropout, ctx.runtime = norm, y_bias, alpha, dropout, runtime
@@ -182,15 +195,15 @@ class _AddNorm(torch.autograd.Function):
         centres, norm_bias = kind(norm)
         dx = torch.empty(rows, D, dtype=torch.float32, device=given.device)
         dy = None if ctx.y_dtype is None else torch.empty(rows, D, dtype=ctx.y_dtype, device=given.device)
-        at_once = BACK_ROWS if D <= 512 else 2 * BACK_ROWS
-        programs = min(PROGRAMS, triton.cdiv(rows, at_once))
+        launch = _backward_launch(D)
+        programs = min(launch.programs, triton.cdiv(rows, launch.rows))
         partials = torch.empty(programs, 3, D, dtype=torch.float32, device=given.device)
         _add_norm_backward[(programs,)](
             ds, dh, dwide, s, norm.weight if norm else None, mean, rstd, dx, dy, partials,
             dropout.seed, dropout.salt, dropout.threshold, dropout.scale, ctx.alpha, rows, D,
             HAS_DS=ds is not None, HAS_DH=dh is not None, HAS_DWIDE=dwide is not None, HAS_Y=dy is not None,
-            DROPS=dropout.p > 0, NORM=norm is not None, CENTRES=centres, HAS_BIAS=norm_bias is not None, ROWS=at_once,
-            BLOCK=triton.next_power_of_2(D), num_warps=4,
+            DROPS=dropout.p > 0, NORM=norm is not None, CENTRES=centres, HAS_BIAS=norm_bias is not None, ROWS=launch.rows,
+            BLOCK=triton.next_power_of_2(D), num_warps=launch.warps,
         )  # fmt: skip
 
         def vectors() -> None:
