@@ -36,6 +36,7 @@ COMMANDS = {
     "memory": "memory-tiny",
     "agree": "tiny",
     "profile": "iwslt14-gpu",
+    "tune": "tiny",
     "prepare": "numerals",
     "command": "numerals-tiny",
     "start": "numerals-tiny",
@@ -87,7 +88,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     peak = (
         0.0
-        if what in ("prepare", "depth", "command", "start", "loop", "exports", "processes")
+        if what in ("tune", "prepare", "depth", "command", "start", "loop", "exports", "processes")
         else matrix_peak(setting)
     )
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} threads"

@@ -18,7 +18,7 @@ from leadline.kernels.cross_entropy import MULTIPLE
 from leadline.kernels.fused.runtime import Runtime
 
 PIECE = 1 << 27  # logits held at once
-COLUMNS = 4096  # of a row, looked at together
+COLUMNS, WARPS, STAGES = 4096, 8, 1  # of a row, looked at together; and of loading ahead
 
 
 class Projection(NamedTuple):
@@ -43,7 +43,7 @@ def filled(matrix: Tensor) -> Tensor:
 @triton.jit
 def _cross_entropy(  # type: ignore[no-untyped-def]
     logits, labels, divisor, smoothed_out, plain_out, multiples, columns, smoothing, ignore,
-    GRADIENT: tl.constexpr, COLUMNS: tl.constexpr, MULTIPLE: tl.constexpr,
+    GRADIENT: tl.constexpr, COLUMNS: tl.constexpr, MULTIPLE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     stride = multiples * MULTIPLE  # so the compiler knows that 16 bytes can be read and written at once
@@ -52,7 +52,7 @@ def _cross_entropy(  # type: ignore[no-untyped-def]
     highest = tl.full((), float("-inf"), tl.float32)
     mass = tl.zeros((), tl.float32)
     total = tl.zeros((), tl.float32)
-    for first in range(0, columns, COLUMNS):
+    for first in tl.range(0, columns, COLUMNS, num_stages=STAGES):
         column = first + tl.arange(0, COLUMNS)
         inside = column < columns
         value = tl.load(base + column, mask=column < stride, other=0.0).to(tl.float32)
@@ -70,7 +70,7 @@ def _cross_entropy(  # type: ignore[no-untyped-def]
     tl.store(plain_out + row, plain * scale)
     tl.store(smoothed_out + row, smoothed * scale)
     if GRADIENT:
-        for first in range(0, stride, COLUMNS):
+        for first in tl.range(0, stride, COLUMNS, num_stages=STAGES):
             column = first + tl.arange(0, COLUMNS)
             inside = column < columns
             value = tl.load(base + column, mask=column < stride, other=0.0).to(tl.float32)
@@ -98,7 +98,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             _cross_entropy[(len(some),)](
                 logits, labels[first:], divisor, smoothed[first:], plain[first:], columns // MULTIPLE, onto.words,
                 smoothing, ignore, GRADIENT=learns, COLUMNS=min(COLUMNS, triton.next_power_of_2(columns)),
-                MULTIPLE=MULTIPLE, num_warps=8,
+                MULTIPLE=MULTIPLE, STAGES=STAGES, num_warps=WARPS,
             )  # fmt: skip
             if d_hidden is not None:
                 torch.mm(logits, compute, out=d_hidden[first : first + piece])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from leadline.kernels.fused.dropout import Dropout, keeps, row_keys
 from leadline.kernels.fused.runtime import Runtime
 
-TOKENS, COLUMNS = 64, 64  # of a program's tile
+TOKENS, COLUMNS, WARPS = 64, 64, 4  # of a program's tile
 
 
 class Layer(Protocol):
@@ -231,7 +231,7 @@ def _drawn(dropout: Dropout) -> tuple[Any, ...]:
 
 
 def _shared(dropout: Dropout) -> dict[str, Any]:
-    return {"DROPS": dropout.p > 0, "TOKENS": TOKENS, "COLUMNS": COLUMNS, "num_warps": 4}
+    return {"DROPS": dropout.p > 0, "TOKENS": TOKENS, "COLUMNS": COLUMNS, "num_warps": WARPS}
 
 
 def expand(x: Tensor, layer: Layer, kind: str, dropout: Dropout, runtime: Runtime) -> Tensor:

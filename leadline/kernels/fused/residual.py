@@ -23,11 +23,12 @@ Norm = nn.LayerNorm | nn.RMSNorm
 
 
 class Launch(NamedTuple):
-    """How the work is cut: tokens that a program looks at together, its warps, and how many programs there are."""
+    """How the work is cut."""
 
-    rows: int
+    rows: int  # tokens that a program looks at together
     warps: int
     programs: int = 0  # 0: as many as the tokens need
+    stages: int = 1  # of loading ahead, where a program does one after the other
 
 
 def _forward_launch(D: int) -> Launch:
@@ -99,13 +100,14 @@ def _add_norm_backward(  # type: ignore[no-untyped-def]
     ds, dh, dwide, s, weight, mean, rstd, dx_out, dy_out, partials, seed, salt, threshold, scale, alpha, rows, D,
     HAS_DS: tl.constexpr, HAS_DH: tl.constexpr, HAS_DWIDE: tl.constexpr, HAS_Y: tl.constexpr, DROPS: tl.constexpr,
     NORM: tl.constexpr, CENTRES: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     w = tl.load(weight + column, mask=column < D, other=0.0) if NORM else tl.zeros((BLOCK,), tl.float32)
     d_weight = tl.zeros((BLOCK,), tl.float32)
     d_bias = tl.zeros((BLOCK,), tl.float32)
     d_branch = tl.zeros((BLOCK,), tl.float32)
-    for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    for first in tl.range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         here = row < rows
         inside = here[:, None] & (column < D)[None, :]
@@ -202,8 +204,8 @@ class _AddNorm(torch.autograd.Function):
             ds, dh, dwide, s, norm.weight if norm else None, mean, rstd, dx, dy, partials,
             dropout.seed, dropout.salt, dropout.threshold, dropout.scale, ctx.alpha, rows, D,
             HAS_DS=ds is not None, HAS_DH=dh is not None, HAS_DWIDE=dwide is not None, HAS_Y=dy is not None,
-            DROPS=dropout.p > 0, NORM=norm is not None, CENTRES=centres, HAS_BIAS=norm_bias is not None, ROWS=launch.rows,
-            BLOCK=triton.next_power_of_2(D), num_warps=launch.warps,
+            DROPS=dropout.p > 0, NORM=norm is not None, CENTRES=centres, HAS_BIAS=norm_bias is not None,
+            ROWS=launch.rows, BLOCK=triton.next_power_of_2(D), STAGES=launch.stages, num_warps=launch.warps,
         )  # fmt: skip
 
         def vectors() -> None:
