@@ -80,7 +80,8 @@ def _shard(path: Path, rng: np.random.Generator, random: np.ndarray, rows: int, 
 def config_of(data: Path, documents: bool) -> Config:
     small = {"dim": 16, "ffn_dim": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 0 if documents else 1}
     config = Config(task="masked_lm" if documents else "translation")
-    often = {"updates": 2, "epochs": 0, "eval_every": -1, "save_every": 1, "log_every": 1, "batch_tokens": 4096}
+    size = 32768 if documents else 4096  # as in the recipes
+    often = {"updates": 2, "epochs": 0, "eval_every": -1, "save_every": 1, "log_every": 1, "batch_tokens": size}
     return config.set(model=small, data={"source": f"prepared:{data}"}, train=often | {"device": "cpu"})
 
 

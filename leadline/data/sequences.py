@@ -39,7 +39,7 @@ class Sequences:
         return len(self.shard)
 
     def lengths(self) -> np.ndarray:
-        return self.ends.astype(np.int64) - self.begins
+        return self.ends - self.begins
 
     def places(self, rows: np.ndarray) -> Places:
         begins = self.begins[rows].astype(np.int64)
