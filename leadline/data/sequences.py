@@ -6,12 +6,16 @@ a fixed length instead, which begin and end anywhere.
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from leadline.data.corpus import Shard
 from leadline.data.flat import Flat, spans
+from leadline.machine import cores
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,14 @@ def gathered(arrays: list[np.ndarray], places: Places) -> np.ndarray:
 
 def cut(shards: list[Shard], room: int) -> Sequences:
     """Into sequences of at most `room` tokens."""
-    rows, documents = _Columns(*(np.zeros(0, np.uint32) for _ in range(4)), np.zeros((0, 2), np.uint32)), 0
-    for number, shard in enumerate(shards):
-        ends, lasts = _in_memory(shard.ends), _in_memory(shard.documents)
-        begins, stops, document = _cut(ends.astype(np.int64), lasts.astype(np.int64), room)
-        inside = np.searchsorted(ends, begins, "right"), np.searchsorted(ends, stops, "left")
-        rows.add(np.full(len(begins), number), begins, stops, document + documents, np.stack(inside, axis=1))
-        documents += len(lasts)
+    rows = _Columns(*(np.zeros(0, np.uint32) for _ in range(4)), np.zeros((0, 2), np.uint32))
+    number, documents, at_once = 0, 0, cores()
+    with ThreadPoolExecutor(at_once) as threads:
+        for first in range(0, len(shards), at_once):  # all of them at a time would be in memory
+            some = threads.map(_cut, shards[first : first + at_once], itertools.repeat(room))
+            for begins, ends, document, inside, count in some:
+                rows.add(np.full(len(begins), number), begins, ends, document + documents, inside)
+                number, documents = number + 1, documents + count
     return Sequences(shards, *rows.whole())
 
 
@@ -124,8 +129,13 @@ def _in_memory(array: np.ndarray) -> np.ndarray:
     return np.load(array.filename) if isinstance(array, np.memmap) and array.filename else array
 
 
-def _cut(ends: np.ndarray, documents: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the sequences of a shard begin and end, and their documents: the next of all documents at a time."""
+def _cut(shard: Shard, room: int) -> tuple[Any, ...]:
+    """Begins, ends and documents of its sequences, the sentences that end inside them, and how many documents it has.
+
+    The next of all documents at a time.
+    """
+    short, documents = _in_memory(shard.ends), _in_memory(shard.documents).astype(np.int64)
+    ends = short.astype(np.int64)
     lasts = ends[documents - 1]
     begins, going = np.concatenate([[0], lasts[:-1]]), np.arange(len(documents))
     found = []
@@ -139,4 +149,6 @@ def _cut(ends: np.ndarray, documents: np.ndarray, room: int) -> tuple[np.ndarray
         begins[going] = end
     begin, end, document = np.concatenate([np.zeros((3, 0), np.int64), *found], axis=1)
     order = np.argsort(begin)
-    return begin[order], end[order], document[order]
+    begin, end, document = begin[order], end[order], document[order]
+    inside = np.searchsorted(short, begin, "right"), np.searchsorted(short, end, "left")
+    return begin, end, document, np.stack(inside, axis=1), len(documents)
