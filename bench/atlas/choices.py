@@ -18,7 +18,7 @@ class Ladder(NamedTuple):
     cell: Cell
     ends: dict[float, float]
     edge: float
-    held_out: bool
+    drawn: str  # for which set
 
     def worse(self, rate: float) -> float:
         return self.ends[rate] - min(self.ends.values())
@@ -26,22 +26,24 @@ class Ladder(NamedTuple):
 
 def ladders(rows: Rows) -> tuple[list[Ladder], int]:
     """Those cells, and of how many held out nothing was learnt in any training."""
-    held_out, whole, nothing = {cell.name for cell in design.held_out()}, [], 0
+    sets = {"held out": design.held_out(), "second set": design.second()}
+    drawn = {cell.name: name for name, cells in sets.items() for cell in cells}
+    whole, nothing = [], 0
     for (name, seed), ends in rows.ends.items():
         if seed != 1 or rows.left(cell_of(name)):
             continue
         edge = design.edge(ends, rows.frequencies[name])
         if edge:
-            whole.append(Ladder(cell_of(name), ends, edge, name in held_out))
+            whole.append(Ladder(cell_of(name), ends, edge, drawn.get(name, "design")))
         else:
-            nothing += name in held_out
+            nothing += drawn.get(name) == "held out"
     return whole, nothing
 
 
 def autos(rows: Rows) -> list[str]:
     """What optim.lr=auto chose, beside the best of the rates that were trained, and where it ended worse."""
     whole, nothing = ladders(rows)
-    held = [c for c in whole if c.held_out]
+    held, second = ([c for c in whole if c.drawn == name] for name in ("held out", "second set"))
     lines = [
         f"Of {len(held) + nothing} cells held out, nothing was learnt in {nothing}.",
         "",
@@ -49,11 +51,12 @@ def autos(rows: Rows) -> list[str]:
         "|---|---|---|---|---|---|---|",
         _auto("before (the last round half of a training, three rates)", whole, rows.earlier),
         _auto("as it is, held out", held, rows.autos),
+        _auto("as it is, second set", second, rows.autos),
         "",
         "Where it ended more than 0.05 nats above the best, or above the edge, as it is:",
         "",
     ]
-    for c in held:
+    for c in [*held, *second]:
         rate = float(rows.autos.get(c.cell.name, {}).get("rate", 0))
         if rate in c.ends and (c.worse(rate) > 0.05 or rate > c.edge):
             low, high = design.good(c.ends)
