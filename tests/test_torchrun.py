@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,15 +22,22 @@ MODEL = ("encoder_layers=1", "decoder_layers=1", "dim=64", "ffn_dim=64", "heads=
 UPDATES = 20
 
 
-def trained(folder: Path, name: str, device: str, precision: str, starter: list[str]) -> Path:
-    train = ("updates=20", "accumulate=2", "batch_tokens=512", "log_every=1", "eval_every=-1", f"device={device}")
-    how = (f"step={'graph' if device == 'cuda' else 'eager'}", f"precision={precision}")
-    words = [f"model.{setting}" for setting in MODEL] + [f"train.{setting}" for setting in (*train, *how)]
+def command(folder: Path, name: str, device: str, precision: str, updates: int = UPDATES) -> list[str]:
+    train = ("accumulate=2", "batch_tokens=512", "log_every=1", "eval_every=-1", f"device={device}")
+    train += (f"updates={updates}", f"step={'graph' if device == 'cuda' else 'eager'}", f"precision={precision}")
+    words = [f"model.{setting}" for setting in MODEL] + [f"train.{setting}" for setting in train]
     words += ["data.size=2000", "data.vocab_size=300"]
-    command = [*starter, "-m", "leadline", "train", "numerals", "--out", name]
-    command += [word for setting in words for word in ("--set", setting)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "LEADLINE_CACHE": str(folder / "cache")}
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    options = [word for setting in words for word in ("--set", setting)]
+    return ["-m", "leadline", "train", "numerals", "--out", str(folder / name), *options]
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "LEADLINE_CACHE": str(folder / "cache")} | more
+
+
+def trained(folder: Path, name: str, device: str, precision: str, starter: list[str]) -> Path:
+    call = [*starter, *command(folder, name, device, precision)]
+    ended = subprocess.run(call, env=environment(folder), capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr
     return folder / name
 
@@ -51,3 +61,33 @@ def test_torchrun_trains_as_one_process_does(device: str, precision: str, proces
     if device == "cpu" or processes == 1:  # otherwise each process adds up its own batches first
         first, second = (load_file(run / f"checkpoints/{UPDATES:08d}/model.safetensors") for run in (alone, shared))
         assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@NEEDS_GPU
+def test_one_that_is_stopped_does_not_wait_for_what_it_has_captured(tmp_path: Path) -> None:
+    """NCCL does, when it ends, for the graphs that hold its collectives."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    told = environment(
+        tmp_path,
+        RANK="0",
+        WORLD_SIZE="1",
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=port,
+    )
+    call = [sys.executable, *command(tmp_path, "run", "cuda", "bf16", updates=1_000_000)]
+    process = subprocess.Popen(call, env=told, stderr=subprocess.PIPE, text=True)
+    try:
+        metrics, ends = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 150
+        while not (metrics.exists() and metrics.read_text().count("loss") > 9) and process.poll() is None:
+            assert time.monotonic() < ends
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=40)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert "--resume" in said
