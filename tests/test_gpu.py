@@ -28,6 +28,7 @@ pytestmark = [
 ]
 
 UPDATES = 12
+CLOSE = 3e-3  # bf16 and fp32 on a CPU end up to 5e-4 apart
 GPU: dict[str, Any] = {"device": "cuda", "precision": "bf16", "step": "auto", "updates": UPDATES, "eval_every": -1}
 
 
@@ -61,7 +62,7 @@ def captured_beside_eager(config: Config, folder: Path) -> Path:
     run, eager = train(config, folder / "captured"), train(config.set(train={"step": "eager"}), folder / "eager")
     assert (chosen(run)["step"], chosen(run).get("not_captured")) == ("graph", None)
     assert len(losses(run)) == config.train.updates
-    assert losses(run) == pytest.approx(losses(eager), rel=0.01)
+    assert losses(run) == pytest.approx(losses(eager), rel=CLOSE)
     return run
 
 
@@ -135,7 +136,7 @@ def test_resumed_watched_and_again_it_has_the_same_bits(config: Config, tmp_path
 def test_recomputed_it_is_about_the_same(config: Config, tmp_path: Path) -> None:
     config = config.set(model={"dropout": 0.3})
     runs = [train(config.set(train={"recompute": each}), tmp_path / str(each)) for each in (False, True)]
-    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=0.01)
+    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=CLOSE)
 
 
 def test_a_rollback_frees_the_captured_step_before_the_next(

@@ -32,7 +32,8 @@ def command(folder: Path, name: str, device: str, precision: str, updates: int =
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "LEADLINE_CACHE": str(folder / "cache")} | more
+    own = {"OMP_NUM_THREADS": "1", "LEADLINE_CACHE": str(folder / "cache"), "LEADLINE_TIMEOUT": "100"}
+    return os.environ | own | more
 
 
 def trained(folder: Path, name: str, device: str, precision: str, starter: list[str]) -> Path:
