@@ -58,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", default=[], help="contestants whose name holds one of these")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: for a busy machine, see docs")
     parser.add_argument("--slow", action="store_true", help="also contestants that take minutes to compile")
+    parser.add_argument("--limit", type=float, default=0.0, help="seconds to compile a contestant; 0: no limit")
     parser.add_argument("--run", type=Path, help="decode, ctranslate2, exports: a trained run folder")
     parser.add_argument("--text", type=Path, help="with --run: sentences, one a line; prepare, command: text")
     parser.add_argument("--reference", type=Path, help="ctranslate2: their translations, one a line")
@@ -84,6 +85,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         warmups=3 if device.type == "cuda" and what in ("train", "bert", "deep", "lm") else 1,
         only=tuple(arguments.only),
         slow=arguments.slow,
+        limit=arguments.limit,
         clock=time.process_time if arguments.clock == "cpu" else time.perf_counter,
     )
     peak = (

@@ -191,11 +191,18 @@ def measured(size: Size, setting: Setting, source: str, languages: tuple[str, st
                     results[name].append(way(config, place, size))
             except Exception as error:  # whatever a peer does, the others go on
                 failed[name] = reason(error)
-    rows = [_row(name, done, size.target) for name, done in results.items() if name not in failed]
-    if config.task == "translation" and rows:
-        hypotheses = {row["contestant"]: results[row["contestant"]][-1].hypotheses for row in rows}
-        scores = paired(hypotheses, test_lines(config)[1])
-        rows = [row | scores[row["contestant"]] for row in rows]
+            setting.keep(_rows(results, failed, size))
+    rows = _rows(results, failed, size)
+    done = [row["contestant"] for row in rows if "failed" not in row]
+    if config.task == "translation" and done:
+        scores = paired({name: results[name][-1].hypotheses for name in done}, test_lines(config)[1])
+        rows = [row | scores.get(row["contestant"], {}) for row in rows]
+    return rows
+
+
+def _rows(results: dict[str, list[Result]], failed: dict[str, str], size: Size) -> list[Row]:
+    """Of what has been measured so far."""
+    rows = [_row(name, done, size.target) for name, done in results.items() if done and name not in failed]
     compare(rows)
     return rows + [{"contestant": name, "failed": why} for name, why in failed.items()]
 

@@ -2,14 +2,15 @@
 
 python -m bench.goals --device cuda --minutes 10 [--only WORD …] [--pairs FOLDER] [--documents FOLDER] [--out FOLDER]
 
-What was never measured on the device comes first, then what was measured longest ago, and whole commands last. Each is
-a `python -m bench` of its own, with the peers that take minutes to compile. When the time is over, the one that runs is
-stopped and keeps the rows it has.
+What was never measured on the device, or beside no peer, comes first, then what was measured longest ago, and whole
+commands last. Each is a `python -m bench` of its own, with the peers that take minutes to compile, but for those that
+are not ready after --limit seconds. When the time is over, the one that runs is stopped and keeps the rows it has.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 GPU, CPU = "cuda-bf16", "cpu-fp32"
+CHOOSES = ("train", "deep", "bert", "lm", "command")  # commands of which some contestants may be left out
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,23 @@ def newest(goal: Goal) -> Path | None:
     return max((path for path in RESULTS.glob("*.json") if dated.fullmatch(path.name)), default=None)
 
 
+def compared(goal: Goal, path: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Our row of a JSON that the goal is about, and the best peer's."""
+    rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if "seconds" in row]
+    own = [row for row in rows if row["contestant"].startswith("leadline")]
+    others = [row for row in rows if row not in own and re.search(goal.peers, row["contestant"])]
+    ours = [row for row in own if re.search(goal.ours, row["contestant"])]
+    return min(ours, key=median, default=None), min(others, key=median, default=None)
+
+
+def measured(goal: Goal) -> str:
+    """The date; nothing where it was not, or not beside the peer that it asks for."""
+    path = newest(goal)
+    if path is None or (goal.ratio and None in compared(goal, path)):
+        return ""
+    return path.name[:10]
+
+
 def commands(on: str, data: Mapping[str, Path | None], only: Sequence[str] = ()) -> list[list[str]]:
     """What `python -m bench` is given for each JSON that goals of a device and precision read, in the order of need."""
     device, _, precision = on.partition("-")
@@ -126,9 +145,9 @@ def commands(on: str, data: Mapping[str, Path | None], only: Sequence[str] = ())
         what, _, size = goal.run.partition("-")
         words = [what, "--size", size, "--device", device, "--precision", precision]
         words += ["--slow"] * goal.slow + (["--text", str(folder)] if goal.needs else [])
-        measured = newest(goal)
         chosen.setdefault(goal.run, words)
-        dates[goal.run] = (what == "command", measured.name[:10] if measured else "")
+        when = (what == "command", measured(goal))
+        dates[goal.run] = min(when, dates.get(goal.run, when))
     return [chosen[run] for run in sorted(chosen, key=dates.__getitem__)]
 
 
@@ -153,13 +172,18 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=[], help="those whose JSON is called so, in part")
     parser.add_argument("--pairs", type=Path, help="a folder of parallel text, German and English")
     parser.add_argument("--documents", type=Path, help="a folder of documents, or a file")
+    parser.add_argument("--contestants", nargs="+", default=[], help="those whose name holds one of these")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds to build and compile a contestant")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(words)
+    more = ["--limit", str(given.limit), "--repeats", str(given.repeats), "--out", str(given.out)]
+    chosen = ["--only", *given.contestants] if given.contestants else []
     ends = time.monotonic() + 60 * given.minutes
     on = GPU if given.device == "cuda" else CPU
     for each in commands(on, {"pairs": given.pairs, "documents": given.documents}, given.only):
         if (begun := time.monotonic()) < ends:
-            outcome = measure([*each, "--out", str(given.out)], ends - begun)
+            outcome = measure([*each, *more, *chosen * (each[0] in CHOOSES)], ends - begun)
             print(f"{' '.join(each)}: {outcome} ({time.monotonic() - begun:.0f} s)", flush=True)
 
 

@@ -9,6 +9,7 @@ not counted. The step alone then takes the same task's first batches over and ov
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import tempfile
 from dataclasses import dataclass
@@ -80,13 +81,17 @@ def alone(config: Config, folder: Path) -> Work:
 
 def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace) -> list[Row]:
     config = config_of(size, setting, arguments.text and arguments.text.absolute())
+    silent = dataclasses.replace(setting, keep=lambda rows: None)
     with tempfile.TemporaryDirectory() as folder:
-        speeds = [in_training(config, Path(folder) / str(repeat)) for repeat in range(setting.repeats)]
-        wait(setting.device)
-        (step,) = compete({"the step alone": lambda: alone(config, Path(folder) / "alone")}, setting)
-    tokens, waited = sorted(speeds)[len(speeds) // 2]
-    training = {"contestant": "leadline, in a training", "tokens_per_second": tokens, "wait_share": waited}
-    if "seconds" in step:  # of a million tokens, as of the training
-        del step["ms_a_step"]
-        step["seconds"] = [1e6 / step["tokens_per_second"]]
-    return [training | {"seconds": [1e6 / each for each, _ in speeds]}, step]
+        (step,) = compete({"the step alone": lambda: alone(config, Path(folder) / "alone")}, silent)
+        if "seconds" in step:  # of a million tokens, as of the training
+            del step["ms_a_step"]
+            step["seconds"] = [1e6 / step["tokens_per_second"]]
+        speeds: list[tuple[float, float]] = []
+        for repeat in range(setting.repeats):
+            speeds.append(in_training(config, Path(folder) / str(repeat)))
+            tokens, waited = sorted(speeds)[len(speeds) // 2]
+            training: Row = {"contestant": "leadline, in a training", "tokens_per_second": tokens, "wait_share": waited}
+            setting.keep(rows := [training | {"seconds": [1e6 / each for each, _ in speeds]}, step])
+            wait(setting.device)
+    return rows

@@ -6,12 +6,14 @@ that is busy for a while is busy for all of them.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
+import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,7 @@ class Setting:
     warmups: int = 1  # passes; the first one also compiles
     only: tuple[str, ...] = ()  # contestants whose name holds one of these; (): all
     slow: bool = False  # also those that take minutes to compile
+    limit: float = 0.0  # seconds to build, compile and warm up a contestant; 0: as many as it takes
     clock: Callable[[], float] = time.perf_counter
     keep: Callable[[list[Row]], None] = lambda rows: None  # told the rows so far: what is measured is not lost
 
@@ -106,11 +109,31 @@ def _attempt(name: str, run: _Run, do: Callable[[_Run], None]) -> None:
 def _begin(run: _Run, setting: Setting) -> None:
     torch.manual_seed(0)
     started = setting.clock()
-    run.work = run.make()
-    for warmup in range(max(setting.warmups, 1)):
-        _timed(run, setting)
-        if not warmup:
-            run.first = setting.clock() - started
+    with within(setting.limit):
+        run.work = run.make()
+        for warmup in range(max(setting.warmups, 1)):
+            _timed(run, setting)
+            if not warmup:
+                run.first = setting.clock() - started
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in what takes longer, again and again: a compiler may take the first for one of its own."""
+    if not seconds:
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"not ready after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _timed(run: _Run, setting: Setting) -> float:

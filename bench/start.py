@@ -55,6 +55,13 @@ def run(size: Size, setting: Setting, peak: float, arguments: argparse.Namespace
             for name, own in seconds.items():  # the second finds what the first has left
                 place, cache = folder / f"{repeat}-{len(name)}", folder / f"cache-{repeat}"
                 own.append(first_update(size, setting, folder / "text", place, cache, arguments.clock == "cpu"))
+                setting.keep(rows := _rows(seconds))
+    return rows
+
+
+def _rows(seconds: dict[str, list[float]]) -> list[Row]:
     return [
-        {"contestant": name, "wall_seconds": statistics.median(own), "seconds": own} for name, own in seconds.items()
+        {"contestant": name, "wall_seconds": statistics.median(own), "seconds": [*own]}
+        for name, own in seconds.items()
+        if own
     ]

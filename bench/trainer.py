@@ -82,7 +82,7 @@ class Judged(transformers.Seq2SeqTrainer):
 
 
 def arguments(config: Config, out: Path, **more: Any) -> transformers.Seq2SeqTrainingArguments:
-    train, gpu = config.train, torch.cuda.is_available()
+    train, gpu = config.train, torch.cuda.is_available() and config.train.device != "cpu"
     return transformers.Seq2SeqTrainingArguments(
         output_dir=str(out / "checkpoints"), max_steps=train.updates, gradient_accumulation_steps=train.accumulate,
         bf16=train.precision == "bf16", use_cpu=not gpu, max_grad_norm=config.optim.clip, seed=train.seed,

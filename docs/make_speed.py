@@ -6,11 +6,10 @@ python -m docs.make_speed writes them into docs/performance.md, between their ma
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-from bench.goals import GOALS, GPU, RESULTS, Goal, median, newest
+from bench.goals import GOALS, GPU, RESULTS, Goal, compared, median, newest
 from bench.report import title
 
 DOCS = Path(__file__).parent
@@ -39,14 +38,9 @@ def line(goal: Goal) -> str:
     path = newest(goal)
     if path is None:
         return f"| {goal.work} | {where} | | | | | {goal.asked()} | not measured yet |"
-    facts = json.loads(path.read_text(encoding="utf-8"))
-    rows = [row for row in facts["rows"] if "seconds" in row]
-    own = [row for row in rows if row["contestant"].startswith("leadline")]
-    ours = min((row for row in own if re.search(goal.ours, row["contestant"])), key=median, default=None)
+    facts, (ours, best) = json.loads(path.read_text(encoding="utf-8")), compared(goal, path)
     if ours is None:
         return f"| {goal.work} | {where} | [failed](../bench/results/{path.name}) | | | | {goal.asked()} | **no** |"
-    others = [row for row in rows if row not in own and re.search(goal.peers, row["contestant"])]
-    best = min(others, key=median, default=None)
     ratio = median(best) / median(ours) if best else 0.0
     told = f"{shown(best)} ({best['contestant']})" if best else ""
     mark = " †" if facts.get("clock") == "cpu" else ""

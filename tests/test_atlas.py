@@ -52,6 +52,8 @@ def test_rates_are_trained_coarsely_then_around_the_best_and_the_edge() -> None:
 
 @pytest.mark.parametrize(("task", "arch"), [(task, arch) for task, archs in design.TASKS.items() for arch in archs])
 def test_every_kind_of_cell_has_a_loss_that_a_step_lowers(task: str, arch: str) -> None:
+    if task == "digits":
+        pytest.importorskip("sklearn")
     start = "small" if "small" in design.STARTS[arch] else "own"
     cell = Cell(task, arch, design.PLACEMENTS[arch][-1], start, 32, 1, "adam", 64, 0)
     subject = trainings.Subject(cell, 1)
@@ -66,6 +68,7 @@ def test_every_kind_of_cell_has_a_loss_that_a_step_lowers(task: str, arch: str) 
 
 
 def test_a_row_is_the_same_twice_and_a_stopped_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
     monkeypatch.setattr(design, "UPDATES", 4)
     monkeypatch.setattr(trainings, "SHOWN", (2, 4))
     monkeypatch.setattr(trainings, "PROBE_STEPS", (1, 2))
@@ -86,6 +89,7 @@ def test_a_row_is_the_same_twice_and_a_stopped_command_goes_on(tmp_path: Path, m
 
 
 def test_what_auto_chooses_is_taken_from_recorded_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
     monkeypatch.setattr(design, "UPDATES", 4)
     monkeypatch.setattr(trainings, "SHOWN", (2, 4))
     row = trainings.train(CELL, CELL.ladder[4], 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -325,7 +327,7 @@ def test_the_table_of_goals_is_what_was_measured(monkeypatch: pytest.MonkeyPatch
 def test_goals_are_measured_by_the_commands_that_their_rows_read(on: str, tmp_path: Path) -> None:
     given = goals.commands(on, {"pairs": tmp_path, "documents": tmp_path})
     chosen = [goal for goal in goals.GOALS if goal.on == on]
-    dates = {goal.run: path.name[:10] if (path := goals.newest(goal)) else "" for goal in chosen}
+    dates = {goal.run: min(goals.measured(other) for other in chosen if other.run == goal.run) for goal in chosen}
     order = []
     for what, _, size, _, device, _, precision, *_ in given:
         assert size in importlib.import_module(f"bench.{what}").SIZES
@@ -334,6 +336,46 @@ def test_goals_are_measured_by_the_commands_that_their_rows_read(on: str, tmp_pa
     assert order == sorted(order)
     assert {goal.needs for goal in goals.GOALS if goal.run in dates} == {"run"}  # the others are all there
     assert not any("--text" in words for words in goals.commands(on, {}))
+
+
+def test_a_goal_that_was_measured_beside_no_peer_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goals, "RESULTS", tmp_path)
+    monkeypatch.setattr(goals, "GOALS", [goals.Goal("", f"lm-{name}", goals.CPU, ratio=1) for name in ("one", "two")])
+    for name, peers in (("one", [{"contestant": "peer", "seconds": [2.0]}]), ("two", [{"contestant": "peer"}])):
+        rows = [{"contestant": "leadline", "seconds": [1.0]}, *peers]
+        (tmp_path / f"2026-01-01-lm-{name}-cpu-fp32.json").write_text(json.dumps({"rows": rows}))
+    assert [words[2] for words in goals.commands(goals.CPU, {})] == ["two", "one"]
+
+
+def test_one_that_is_not_ready_in_time_does_not_stop_the_others() -> None:
+    def compiles() -> Work:
+        with contextlib.suppress(TimeoutError):  # as a compiler may, which takes it for an error of its own
+            time.sleep(60)
+        time.sleep(60)
+        raise AssertionError
+
+    work = lambda: Work(lambda: None, items=10)  # noqa: E731
+    begun = time.monotonic()
+    slow, ours = compete({"peer": compiles, "leadline": work}, dataclasses.replace(CPU, limit=0.1))
+    assert slow["failed"] == "TimeoutError: not ready after 0.1 s"
+    assert ours["seconds"]
+    assert time.monotonic() - begun < 30
+
+
+def test_what_a_command_has_measured_so_far_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench import command as commands
+
+    def way(config: object, folder: Path, size: object) -> commands.Result:
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+        return commands.Result(1.0, 2.0, None, [])
+
+    kept: list[list[str]] = []
+    monkeypatch.setattr(commands, "ways_of", lambda size, setting: dict.fromkeys(("leadline train", "peer", "z"), way))
+    setting = dataclasses.replace(CPU, keep=lambda rows: kept.append([row["contestant"] for row in rows]))
+    with pytest.raises(KeyboardInterrupt):
+        commands.measured(commands.SIZES["numerals-tiny"], setting, "builtin:numerals", ("de", "en"), tmp_path)
+    assert kept == [["leadline train"], ["leadline train", "peer"]]
 
 
 def test_what_measures_a_goal_is_stopped_with_all_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:

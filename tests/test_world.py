@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from bench.faults.process import Ended, call, load
 from bench.faults.subjects import Whole, make_text, metrics
 from bench.faults.world import Together, together
-from leadline import flight, history
+from leadline import flight, history, world
 from leadline.config import Config, TrainConfig, to_toml
 from leadline.data.store import Store, prepare
 from leadline.errors import UserError
@@ -164,10 +165,10 @@ def test_a_captured_step_in_a_group_of_one(tiny: Config, group: World, optim: di
     """With its collectives captured, where the update is."""
     config = tiny.set(model={"max_length": 8}, train={"batch_tokens": 16, "step": "graph"}, optim=optim)
     weights = []
-    for world in (ALONE, replace(group, nccl=True)):
+    for each in (ALONE, replace(group, nccl=True)):
         task = Translation(config, Store(prepare(config.data)))
         model = task.build_model().train()
-        step = make_step(config, task, model, world)
+        step = make_step(config, task, model, each)
         plan = task.epoch(0)
         for update in (1, 2):
             found = step([step.prepare(task.collate(plan[update]))], update, 0.01)
@@ -177,6 +178,20 @@ def test_a_captured_step_in_a_group_of_one(tiny: Config, group: World, optim: di
         ]
         weights.append([found.loss, *model.parameters(), *moments])
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize("nccl", [False, True])
+def test_after_an_error_nothing_waits_for_captured_collectives(nccl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(code: int) -> None:
+        raise KeyboardInterrupt(code)
+
+    monkeypatch.setattr(os, "_exit", at_once)
+    monkeypatch.setattr(world, "join", lru_cache(lambda: World(0, 1, nccl=nccl)))
+    with pytest.raises(SystemExit, match="3"):
+        world.leave_with(3)  # it has met nobody yet
+    world.join()
+    with pytest.raises(KeyboardInterrupt if nccl else SystemExit, match="3"):
+        world.leave_with(3)
 
 
 @pytest.mark.usefixtures("interpreted")

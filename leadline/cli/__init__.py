@@ -9,6 +9,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import signal
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -17,7 +18,7 @@ from leadline.cli import trainings, generation, encoders, exchange, texts, choic
 from leadline.cli.app import app, require_values, unusable
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import reason
-from leadline.world import tells
+from leadline.world import leave_with, tells
 
 __all__ = [
     "app",
@@ -76,8 +77,7 @@ def _said(error: Exception) -> str:
     return unusable(error)
 
 
-def _leave(message: str, code: int) -> None:
-    if not tells():
-        sys.exit(code)
-    print(f"leadline: {message}", file=sys.stderr)
-    sys.exit(code)
+def _leave(message: str, code: int) -> NoReturn:
+    if tells():
+        print(f"leadline: {message}", file=sys.stderr)
+    leave_with(code)

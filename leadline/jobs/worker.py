@@ -29,7 +29,7 @@ from leadline.files import Facts, read_json, write_json
 from leadline.jobs.job import LAST
 from leadline.provenance import stamp
 from leadline.training.events import OnStep
-from leadline.world import join, tells
+from leadline.world import join, leave_with, tells
 
 
 def work(folder: Path, tell: OnStep = lambda event: None) -> None:
@@ -143,7 +143,9 @@ def main(folders: Iterable[str]) -> None:
         try:
             work(folder, lambda event: say(asdict(event)))
         except (UserError, Interrupted) as error:
-            sys.exit(str(error) if tells() else 1)
+            if tells():
+                print(error, file=sys.stderr)
+            leave_with(1)
         if torch.cuda.is_initialized():
             return
         say("done")

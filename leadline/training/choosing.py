@@ -63,6 +63,7 @@ def chosen(
             setup.tell("message", 0, message=f"choosing a learning rate: up to {allowed} updates at several rates …")
         rate, tried = rates.search(look, rates.ladder(CLASSES[optim.name]), allowed, setup.total)
         reasons["optim.lr"] = f"auto: {rates.choice(rate, warm, setup.total, tried).reason}"
+        del look  # it holds the setup
     del setup
     release_memory()
     rate, reasons = world.gather([rate, reasons])[0]

@@ -26,10 +26,11 @@ from leadline.reproduce import depths
 from leadline.training.events import Event
 from leadline.training.run import locked
 
+TRAIN = {"updates": 60, "batch_tokens": 128, "eval_every": 30, "bleu_sentences": 3, "log_every": 1, "save_every": 1}
 TINY = depths.iwslt14("tiny").set(
     model={"dim": 16, "ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1},
     data={"size": 300, "vocab_size": 150},
-    train={"updates": 60, "batch_tokens": 128, "eval_every": 30, "bleu_sentences": 3, "log_every": 1, "save_every": 1},
+    train=TRAIN | {"device": "cpu"},
 )
 # Runs are named after what is killed of them. How many checkpoints they keep makes them differ, but not their results.
 KEEP = {"process": 1, "node": 2, "worker": 3}

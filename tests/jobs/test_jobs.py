@@ -30,7 +30,7 @@ from leadline.training.run import locked
 TINY = depths.iwslt14("tiny").set(
     model={"dim": 16, "ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1},
     data={"size": 300, "vocab_size": 150},
-    train={"updates": 6, "batch_tokens": 128, "eval_every": 3, "bleu_sentences": 3, "log_every": 1},
+    train={"updates": 6, "batch_tokens": 128, "eval_every": 3, "bleu_sentences": 3, "log_every": 1, "device": "cpu"},
 )
 
 

@@ -71,9 +71,12 @@ def test_a_modern_block_is_gone_on_with_in_the_same_way() -> None:
     assert generate.generate(model, PROMPTS[2:], numbers[2:], END, DRAWN) == expected[2:]  # two tokens read at once
 
 
-@pytest.mark.parametrize(
+IN_SLOTS = pytest.mark.parametrize(
     ("how", "options", "prompts"), [(GREEDY, {}, PROMPTS), (DRAWN, MODERN, PROMPTS[2:])], ids=["greedy", "drawn"]
 )
+
+
+@IN_SLOTS
 @pytest.mark.usefixtures("interpreted")
 def test_in_slots_is_the_same(
     how: GenerateConfig, options: dict, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
@@ -95,6 +98,19 @@ def test_in_slots_is_the_same(
             piece.extend(tokens)
 
     assert generate.generate(model, prompts, numbers, END, how, on_tokens) == expected == pieces
+
+
+@IN_SLOTS
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_captured_on_a_gpu_is_the_same(
+    how: GenerateConfig, options: dict, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, numbers = tiny(**options).cuda(), uniform(len(prompts))
+    found = [generate.generate(model, prompts, numbers, END, how) for _ in range(2)]
+    alone = [generate.generate(model, [p], numbers[i : i + 1], END, how)[0] for i, p in enumerate(prompts)]
+    monkeypatch.setattr(slots, "usable", lambda device: False)
+    assert found == 2 * [generate.generate(model, prompts, numbers, END, how)]
+    assert found[0] == alone
 
 
 def test_a_captured_step_keeps_what_it_was_captured_from(monkeypatch: pytest.MonkeyPatch) -> None:

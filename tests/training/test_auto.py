@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from leadline import config as configuration
 from leadline import rates
@@ -17,6 +21,7 @@ from leadline.provenance import facts_of
 from leadline.training import checkpoint, choosing
 from leadline.training.events import Event
 from leadline.training.loop import resume, train
+from leadline.training.setup import Setup, set_up
 
 SMALL = {"updates": 4, "epochs": 0, "batch_tokens": 64, "eval_every": -1}
 
@@ -30,6 +35,28 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def asked(tiny: Config) -> Config:
     return tiny.set(train=SMALL, optim={"lr": "auto", "warmup": "auto", "schedule": "constant"})
+
+
+def test_the_model_that_looked_is_gone_before_memory_is_released(
+    asked: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a GPU keeps what the captured step, which allocates its own, then needs."""
+    models: list[weakref.ref[nn.Module]] = []
+    released: list[bool] = []
+
+    def built(*arguments: Any) -> Setup:
+        setup = set_up(*arguments)
+        models.append(weakref.ref(setup.model))
+        return setup
+
+    def release() -> None:
+        gc.collect()
+        released.append(models[-1]() is None)
+
+    monkeypatch.setattr(choosing, "set_up", built)
+    monkeypatch.setattr(choosing, "release_memory", release)
+    train(asked, tmp_path / "run")
+    assert released == [True]
 
 
 def test_it_is_chosen_written_with_its_reason_and_kept(asked: Config, tmp_path: Path) -> None:
