@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,12 @@ def name_of(c: Connection) -> str:
     if c.after_branch:
         return "branch-norm"
     return "ReZero" if c.branch_learned else "no norm"
+
+
+def common(paths: Sequence[str]) -> str:
+    """The modules, by their dotted paths, that all of these lie in."""
+    columns = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, columns))
 
 
 def by_stack(connections: Sequence[Connection]) -> dict[str, list[Connection]]:

@@ -93,8 +93,7 @@ class Subject:
     @cached_property
     def _traced(self) -> tuple[trace.Graph, dict[nn.Module, Norm]]:
         with quiet(self.model):
-            graph, norms, _ = trace.trace(self.model, lambda: self.run(self.batches[0]))
-        return graph, norms
+            return trace.trace(self.model, lambda: self.run(self.batches[0]))
 
     @cached_property
     def connections(self) -> list[Connection]:
