@@ -39,7 +39,7 @@ from leadline.data.ngram import baseline
 from leadline.data.sentences import splitter
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
-from leadline.files import read_json, sync, write_json
+from leadline.files import read_json, write_json, write_text, written
 
 BLOCK = 1 << 23  # characters of a shard
 CHUNK = 2048  # sentences encoded at once
@@ -115,9 +115,7 @@ def build(folder: Path, config: DataConfig, source: Documents, progress: Any) ->
     surveyed = survey(source, config)
     if not (folder / "tokenizer.json").exists():
         lines = _sample(source, config, surveyed, progress)
-        learn(lines, config, documents=True).save(str(folder / "tokenizer.json.tmp"))
-        sync(folder / "tokenizer.json.tmp")
-        (folder / "tokenizer.json.tmp").rename(folder / "tokenizer.json")
+        write_text(folder / "tokenizer.json", learn(lines, config, documents=True).to_str(pretty=True))
     write_json(folder / "work.json", {"data": configuration.to_dict(config), "documents": surveyed.documents})
     todo = (
         {"number": number, "documents": block}
@@ -245,7 +243,8 @@ class _Encoder:
             shard = self._shard([paragraphs for _, paragraphs in documents])
             if len(shard.documents):
                 for part, array in shard._asdict().items():
-                    _save(self.folder / f"{name}-{number:05d}.{part}.npy", array)
+                    with written(self.folder / f"{name}-{number:05d}.{part}.npy") as file:
+                        np.save(file.buffer, array)
             facts[name] = {
                 "documents": len(shard.documents),
                 "sentences": len(shard.ends),
@@ -287,16 +286,6 @@ def ended(shard: Shard, end: int) -> Shard:
     is_last[lasts] = 1
     tokens = np.insert(shard.tokens, shard.ends[lasts].astype(np.int64), end)
     return Shard(tokens, (shard.ends + np.cumsum(is_last)).astype(np.uint32), shard.documents)
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    """Whole or absent, whoever else writes the same."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        np.save(file, array)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def read(folder: Path, name: str, numbers: Iterable[int]) -> list[Shard]:

@@ -28,16 +28,10 @@ def build(folder: Path, config: DataConfig, source: Examples, progress: Any) -> 
         splits[split] = list(source.examples(split))
         progress(f"reading {split}", len(splits[split]))
     labels = _labels(splits["train"], config)
-    bpe = learn(_texts(splits["train"], config), config, documents=True)
-    bpe.save(str(folder / "tokenizer.json"))
-    tokenizer = Tokenizer(bpe, config)
+    tokenizer = Tokenizer(learn(_texts(splits["train"], config), config, documents=True), config)
+    tokenizer.save(folder)
     facts = {split: _encode(folder, split, examples, labels, tokenizer) for split, examples in splits.items()}
-    return {
-        "labels": labels,
-        "vocab_size": tokenizer.vocab_size,
-        "splits": facts,
-        "notes": source.notes(),
-    }
+    return {"labels": labels, "vocab_size": tokenizer.vocab_size, "splits": facts, "notes": source.notes()}
 
 
 def lines(source: Examples) -> Iterator[str]:

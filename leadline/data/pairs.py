@@ -46,6 +46,7 @@ class Pairs(Protocol):
 
     def notes(self) -> list[str]:
         """What people should know of how it is read, a sentence each."""
+        return []
 
     def streams(self, split: str) -> Iterator[Stream]:
         """The pairs of a split by direction, of which most sources have one."""
@@ -67,9 +68,6 @@ class Numerals(Pairs):
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS
-
-    def notes(self) -> list[str]:
-        return []
 
     def pairs(self, split: str) -> Iterator[Pair]:
         if self.sizes[split] > self.KEPT:
@@ -230,9 +228,6 @@ class HuggingFace(Pairs):
 
     def splits(self) -> tuple[str, ...]:
         return tuple(s for s in SPLITS if s in self.data)
-
-    def notes(self) -> list[str]:
-        return []
 
     def fingerprint(self) -> str:
         return " ".join(self.data[s]._fingerprint for s in self.splits())

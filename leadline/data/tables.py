@@ -50,9 +50,10 @@ class Examples(Protocol):
 
     def notes(self) -> list[str]:
         """What people should know of how it is read, a sentence each."""
+        return []
 
 
-class SameMeaning:
+class SameMeaning(Examples):
     def __init__(self, config: DataConfig) -> None:
         self.config = config
         self.sizes = {"train": config.size, "valid": 500, "test": 500}
@@ -63,9 +64,6 @@ class SameMeaning:
 
     def splits(self) -> tuple[str, ...]:
         return tuple(self.sizes)
-
-    def notes(self) -> list[str]:
-        return []
 
     def examples(self, split: str) -> Iterator[Example]:
         language, size = self.config.source_lang, self.sizes[split]
