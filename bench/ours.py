@@ -15,6 +15,7 @@ from bench.measure import Setting, Work
 from bench.workload import Pool, Size
 from leadline import config as configuration
 from leadline.config import Config
+from leadline.data.flat import Flat
 from leadline.data.tokenizer import PAD
 from leadline.kernels import attention
 from leadline.model import Transformer
@@ -54,7 +55,8 @@ def build(config: Config, vocab: int, task: Any, device: torch.device) -> Step:
 
 
 def packs(pool: Pool, max_length: int) -> list[Batch]:
-    return [collate([pool.pairs[i] for i in rows], pool.shape, max_length) for rows in pool.packs]
+    sides = (zip(*(pool.pairs[i] for i in rows), strict=True) for rows in pool.packs)
+    return [collate(*map(Flat.of, both), pool.shape, max_length) for both in sides]
 
 
 def one_pass(step: Step, batches: Sequence[Any], device: torch.device, captured: bool) -> Any:

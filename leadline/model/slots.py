@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,7 @@ def _search(
     kvs = [block.cross.read(memory_SD) for block in blocks]  # type: ignore[union-attr, operator]
     config = model.config
     shape = (beam, longest, config.groups, config.head_width)  # of a slot
-    slots = min(slots, len(max_lengths), _slots_in_memory(kvs[0], 2 * len(blocks) * _product(shape)))
+    slots = min(slots, len(max_lengths), _slots_in_memory(kvs[0], 2 * len(blocks) * math.prod(shape)))
     state = State.begin(source.starts, max_lengths, slots, beam, longest, bos, eos, length_penalty)
     layers: list[Any] = []
     for block, kv in zip(blocks, kvs, strict=True):
@@ -110,10 +111,6 @@ def _search(
 
     _repeat(captured(step) if memory_SD.is_cuda else step, state.closed, len(max_lengths))
     return state.done_scores, state.done_lengths, state.done_tokens
-
-
-def _product(numbers: tuple[int, ...]) -> int:
-    return torch.Size(numbers).numel()
 
 
 def _slots_in_memory(like: Tensor, numbers: int) -> int:

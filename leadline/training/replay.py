@@ -10,8 +10,6 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError
@@ -24,6 +22,7 @@ from leadline.training.checkpoint import Damaged, State
 from leadline.training.device import resolved
 from leadline.training.events import Watcher
 from leadline.training.setup import Setup, set_up
+from leadline.training.start import begun, taken_up
 
 COMPUTES = {f"train.{name}" for name in ("updates", "epochs", "precision", "step", "recompute", "on_spike", "spike_lr")}
 
@@ -63,7 +62,7 @@ def replay(
         progress(f"replaying updates {state.update + 1} to {update}", 1)
         epoch, begin, _, _, rows, own = next(batches)
         lr = loop.rate_of(setup, state, number)
-        setup.step.accepts = _never if number in skipped else None
+        setup.step.accepts = (lambda loss, grad_norm: False) if number in skipped else None
         result = setup.step(own, number, lr, [watcher] if number == update else [])
     said: Facts = {"update": update, "from_checkpoint": state.update, "epoch": epoch, "batch": begin, "lr": lr}
     said |= {"loss": float(result.loss), "grad_norm": float(result.grad_norm), "tokens": result.tokens}
@@ -86,10 +85,6 @@ def _as_at(update: int, config: Config, changes: Sequence[Facts]) -> Config:
     return config.set(**before)
 
 
-def _never(loss: Tensor, grad_norm: Tensor) -> bool:
-    return False
-
-
 def _without_rolled_back(state: State, spikes: Sequence[Facts], update: int) -> None:
     """What a checkpoint does not say: which rollbacks led back to it, up to one of the update itself."""
     for spike in spikes:
@@ -107,9 +102,5 @@ def _before(setup: Setup, update: int) -> State:
     earlier = [name for name in checkpoint.names(setup.folder) if int(name) < update]
     for name in reversed(earlier):
         with contextlib.suppress(Damaged):
-            state, weights, moments = checkpoint.read(setup.folder, name)
-            checkpoint.restore_model(setup.model, weights, str(setup.folder))
-            setup.step.restore(moments)
-            setup.step.restored()
-            return state
-    return loop.begun(setup)
+            return taken_up(setup, *checkpoint.read(setup.folder, name))
+    return begun(setup)
