@@ -31,7 +31,6 @@ from bench.workload import Size as Workload
 from leadline import config as configuration
 from leadline import history, recipes
 from leadline.config import Config
-from leadline.data.flat import Flat
 from leadline.data.parallel import Split
 from leadline.data.store import Store, prepare
 from leadline.data.tokenizer import EOS
@@ -81,8 +80,7 @@ def cost(size: Size, encoder: int, decoder: int) -> Row:
     built = Transformer(300, **configuration.to_dict(config.model))
     seconds = [time.perf_counter() - began]
     step = make_step(config, _Task(), built)  # type: ignore[arg-type]
-    sides = zip(*(pool.pairs[i] for i in pool.packs[0]), strict=True)
-    batch = collate(*map(Flat.of, sides), pool.shape, config.model.max_length)
+    batch = collate(*pool.sides(pool.packs[0]), pool.shape, config.model.max_length)
     for _ in range(2):  # the first also loads code
         began = time.perf_counter()
         step([batch], 1, 1e-4)

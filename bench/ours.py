@@ -15,7 +15,6 @@ from bench.measure import Setting, Work
 from bench.workload import Pool, Size
 from leadline import config as configuration
 from leadline.config import Config
-from leadline.data.flat import Flat
 from leadline.data.tokenizer import PAD
 from leadline.kernels import attention
 from leadline.model import Transformer
@@ -55,8 +54,7 @@ def build(config: Config, vocab: int, task: Any, device: torch.device) -> Step:
 
 
 def packs(pool: Pool, max_length: int) -> list[Batch]:
-    sides = (zip(*(pool.pairs[i] for i in rows), strict=True) for rows in pool.packs)
-    return [collate(*map(Flat.of, both), pool.shape, max_length) for both in sides]
+    return [collate(*pool.sides(rows), pool.shape, max_length) for rows in pool.packs]
 
 
 def one_pass(step: Step, batches: Sequence[Any], device: torch.device, captured: bool) -> Any:

@@ -49,6 +49,15 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_bytes())
 
 
+def facts_in(path: Path) -> Facts | None:
+    """A JSON object, or nothing where it is not there or damaged."""
+    try:
+        value = read_json(path)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[TextIO]:
     """A text file that takes the place of `path` when all of it is on the disk; until then `path` is as it was."""

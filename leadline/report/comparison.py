@@ -12,15 +12,8 @@ from leadline.files import Facts
 from leadline.report import page, runs
 from leadline.report.page import Chart, Table
 
-SHORT = (
-    "run",
-    "updates",
-    "last valid loss",
-    "best valid loss",
-    "best at",
-    "seconds",
-    "ended",
-)  # as a notebook has room
+# As a notebook has room.
+SHORT = ("run", "updates", "last valid loss", "best valid loss", "best at", "seconds", "ended")
 
 
 @dataclass(frozen=True)
@@ -68,10 +61,5 @@ def _short(value: object) -> str:
 def _picture(chart: Chart) -> str:
     file = io.BytesIO()
     page.picture(chart).savefig(file, format="png", dpi=90)  # on white, in a dark notebook too
-    return (
-        f'<img alt="loss by update" style="max-width:100%;margin-top:.6em" src="data:image/png;base64,{_base64(file)}">'
-    )
-
-
-def _base64(file: io.BytesIO) -> str:
-    return base64.b64encode(file.getvalue()).decode()
+    data = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="loss by update" style="max-width:100%;margin-top:.6em" src="data:image/png;base64,{data}">'

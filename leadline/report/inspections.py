@@ -12,7 +12,7 @@ from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.record import QUANTITIES, Record, spread
 from leadline.diagnose.verdict import COLLAPSE_AFTER, ENDURES, STEPS, features, probability, score
 from leadline.options import flat
-from leadline.report.page import Chart, Section, Series, Table, Words
+from leadline.report.page import Chart, Section, Series, Table, Words, sentence
 
 
 def sections_of(inspection: Inspection) -> list[Section]:
@@ -34,18 +34,14 @@ def sections_of(inspection: Inspection) -> list[Section]:
 def _words(inspection: Inspection) -> list[Section]:
     v = inspection.verdict
     chance = f"At lr {v.rate:g} with warm-up {v.warmup}, the probability of learning is {v.probability:.2f}."
-    said = [_sentence(v.answer), chance, *([_sentence(fitted.hint(v.outside))] if v.outside else [])]
+    said = [sentence(v.answer), chance, *([sentence(fitted.hint(v.outside))] if v.outside else [])]
     verdict = Words(inspection.name, said, "good" if v.trains else "bad")
-    why = Words("Why", [_sentence(line) for line in v.evidence])
+    why = Words("Why", [sentence(line) for line in v.evidence])
     if not v.remedies:
         return [verdict, why]
     moved = [] if v.trains else [f"In the first step the residual stream changes most from {v.where} on."]
     steps = [f"{number}. {line}" for number, line in enumerate(v.remedies, 1)]
     return [verdict, why, Words("What to change, the smallest change first", [*steps, *moved], "warning")]
-
-
-def _sentence(line: str) -> str:
-    return line[0].upper() + line[1:] + "."
 
 
 def _findings(inspection: Inspection) -> list[Section]:
@@ -214,15 +210,8 @@ def _norm_inputs(inspection: Inspection) -> Chart:
 
 
 def _connections(inspection: Inspection) -> Table:
-    columns = [
-        "",
-        "module",
-        "sublayer",
-        "placement",
-        "α on skip",
-        "scale on branch",
-        "norms before/in/after branch/after add",
-    ]
+    columns = ["", "module", "sublayer", "placement", "α on skip", "scale on branch"]
+    columns += ["norms before/in/after branch/after add"]
     rows = [
         [c.position + 1, c.where, c.sublayer, c.placement, f"{c.skip_scale:.4g}", f"{c.branch_scale:.4g}",
          f"{c.before}/{c.within}/{c.after_branch}/{c.after_add}"]

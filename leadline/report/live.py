@@ -47,7 +47,8 @@ class Followed:
             standings = [now.standing(folder, name) for folder, name in self.folders.items()]
             measured = [each.run for each in standings if each.run]
             shown = [section for each in self.inspected for section in inspections.sections_of(each)]
-            return [*([now.section(standings)] if standings else []), *_compared(measured), *shown]
+            compared = runs.compared(measured) if measured else []
+            return [*([now.section(standings)] if standings else []), *compared, *shown]
 
     def html(self) -> str:
         return page.render(self.title, self.sections(), live=True)
@@ -55,10 +56,6 @@ class Followed:
     def content(self) -> str:
         sections = self.sections()
         return to_json({"main": page.body_of(sections), "charts": page.charts_of(sections)})
-
-
-def _compared(measured: list[runs.ReportedRun]) -> list[page.Section]:
-    return runs.compared(measured) if measured else []
 
 
 class Server(ThreadingHTTPServer):

@@ -81,6 +81,10 @@ class Words:
 Section = Chart | Heat | Table | Words
 
 
+def sentence(line: str) -> str:
+    return line[0].upper() + line[1:] + "."
+
+
 def render(title: str, sections: Sequence[Section], live: bool = False) -> str:
     """The page as HTML; a live one asks the server it came from for its content, again and again."""
     script, style = "\n".join(_beside(name) for name in ("page.js", "live.js")[: 1 + live]), _beside("page.css")
