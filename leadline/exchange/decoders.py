@@ -164,14 +164,7 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     config = Config(
         task="causal_lm",
         model=shape,
-        data=DataConfig(
-            source=f"imported:{folder.absolute()}",
-            source_lang="en",
-            target_lang="en",
-            tokenizer="byte_bpe",
-            vocab_size=size,
-            vocabulary=str((out / "tokenizer.json").absolute()),  # of whatever data it is given
-        ),
+        data=DataConfig(**folders.data_of(folder, out, size, source_lang="en", target_lang="en", tokenizer="byte_bpe")),
         train=TrainConfig(updates=1, precision="fp32", label_smoothing=0.0),
     )
     model = Transformer(size, **configuration.to_dict(config.model))
@@ -253,7 +246,5 @@ def _tokenizer(folder: Path) -> Tokenizer:
     if not (folder / "tokenizer.json").exists():
         raise UserError(f"{folder} has no tokenizer.json: save the tokenizer with transformers' save_pretrained")
     tokenizer = Tokenizer.load(folder / "tokenizer.json", DataConfig())
-    tokenizer.bpe.no_padding()
-    tokenizer.bpe.no_truncation()
     _ = tokenizer.end_of_text  # refuses what is not byte-level
     return tokenizer

@@ -198,6 +198,12 @@ def left_out(names: Iterable[str]) -> list[str]:
     return [f"{len(left)} weights have no place in this model and are left out: {', '.join(left[:3])}"] if left else []
 
 
+def data_of(folder: Path, out: Path, vocab_size: int, **more: Any) -> dict[str, Any]:
+    """The data options of an imported run: it has none, and its vocabulary is that of whatever it is given."""
+    given = {"source": f"imported:{folder.absolute()}", "vocab_size": vocab_size}
+    return given | {"vocabulary": str((out / "tokenizer.json").absolute())} | more
+
+
 def make_run(out: Path, config: Config, model: Transformer, tokenizer: Tokenizer) -> None:
     """A run that has not been trained yet, whole or not at all; what a failed one leaves would be in its own way."""
     text, optimizer = configuration.to_toml(config), optim.optimizer(config.optim, model)

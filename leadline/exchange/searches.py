@@ -18,9 +18,9 @@ SEARCH: dict[str, Any] = {
 
 def _search(folder: Path, described: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The file that says how they generate, and what it says: old folders have none for it but config.json."""
-    name = "generation_config.json"
-    said = folders.read_json(folder / name) if (folder / name).exists() else described
-    name = "config.json" if said is described else name
+    apart = (folder / "generation_config.json").exists()
+    name = "generation_config.json" if apart else "config.json"
+    said = folders.read_json(folder / name) if apart else described
     return name, {key: value for key, value in said.items() if value is not None}
 
 

@@ -331,11 +331,7 @@ def _data(described: dict[str, Any], own: dict[str, Any], folder: Path, out: Pat
     if len(languages) == 2 and len({*languages.values()}) == 1:  # sources are told from targets by their language
         languages = {"source_lang": "source", "target_lang": "target"}
     kept = _section(own, "data") or languages
-    values = {key: value for key, value in kept.items() if key in KEPT} | {
-        "source": f"imported:{folder.absolute()}",
-        "vocab_size": size,
-        "vocabulary": str((out / "tokenizer.json").absolute()),  # of whatever data it is given
-    }
+    values = {key: value for key, value in kept.items() if key in KEPT} | folders.data_of(folder, out, size)
     return configuration.from_dict(values, DataConfig, f"{folder}/config.json: data.")
 
 
