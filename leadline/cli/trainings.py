@@ -169,7 +169,7 @@ def train(
     find_device(config.train.device)
     if not resume:
         runs.require_new(folder)
-    elif watch is None and (watch := runs.watch_of(folder)):
+    elif watch is None and (watch := runs.number_of(folder, "watch")):
         notes.append(f"its layers are looked at every {watch} updates, as before (--watch 0: not)")
     tell(notes)
     store = open_store(config)  # before the bar of the training

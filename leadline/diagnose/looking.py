@@ -52,7 +52,7 @@ class Looker:
         return connections
 
     def look(self, args: Any, kwargs: Any) -> Quantities:
-        """What QUANTITIES of `leadline.diagnose.watch` say of streams, on this batch."""
+        """What docs/watch.md says of streams, on this batch."""
         if self.subject is None:
             self.find(args, kwargs)
         try:

@@ -288,16 +288,20 @@ def gradients(subject: Subject, seed: int, most: int | None = None) -> list[Reco
                     sums[name] = sums[name] + gradient if name in sums else gradient.clone()
                     norms[name] += float(gradient.norm())
     count = len(batches)
-    place = {w: c for c in reversed(subject.connections) for w in c.weights}
-    records = []
+    places, records = _places(subject), []
     for name, p in weights.items():
-        c = place.get(name)
-        at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else "", "seed": seed}
+        at: dict[str, Any] = {**places.get(name, {}), "seed": seed}
         records.append(Record("weight_norm", float(p.detach().float().norm()), name, **at))
         if name in sums:
             records.append(Record("grad_norm_of_mean", float(sums[name].norm()) / count, name, **at))
             records.append(Record("mean_grad_norm", norms[name] / count, name, **at))
     return records
+
+
+def _places(subject: Subject) -> dict[str, dict[str, Any]]:
+    """Of the weights of residual connections: where in the model each is first used."""
+    first = {w: c for c in reversed(subject.connections) for w in c.weights}
+    return {w: {"position": c.position, "stack": c.stack} for w, c in first.items()}
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
@@ -345,15 +349,14 @@ def rollout(
     records: list[Record] = []
     connections = subject.connections
     weights = [(name, p) for name, p in subject.model.named_parameters() if p.requires_grad]
-    place = {w: c for c in reversed(connections) for w in c.weights}
-    before = start
+    before, places = start, _places(subject)
     with restored(subject.model, subject.optimizer) as first_weights:
         for step, loss in enumerate(training(subject, rate, steps), start=1):
             for name, p in weights if step == 1 else ():
-                c = place.get(name)
-                at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else ""}
                 moved = float((p.detach().float() - first_weights[p].float()).norm())
-                records.append(Record("update_norm", moved, name, step=step, seed=seed, rate=rate, **at))
+                records.append(
+                    Record("update_norm", moved, name, step=step, seed=seed, rate=rate, **places.get(name, {}))
+                )
             after = look(subject, shown)
             whole: dict[str, Any] = {"step": step, "seed": seed, "rate": rate}
             records += [

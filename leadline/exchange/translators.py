@@ -216,7 +216,7 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     notes = _choose_rows(theirs, rows, folder)
     config = Config(
         model=dataclasses.replace(shape, head="bias" if theirs["final_logits_bias"].any() else "linear"),
-        data=_data(described, own, folder, out, tokenizer.vocab_size),
+        data=_data(own, folder, out, tokenizer.vocab_size),
         train=TrainConfig(updates=1, precision="fp32"),
         decode=searches.decode(folder, described),
     )
@@ -323,7 +323,7 @@ def _model(described: dict[str, Any], theirs: dict[str, Tensor], kind: Kind, fol
     return config
 
 
-def _data(described: dict[str, Any], own: dict[str, Any], folder: Path, out: Path, size: int) -> DataConfig:
+def _data(own: dict[str, Any], folder: Path, out: Path, size: int) -> DataConfig:
     """Languages and text as an export of ours says, or as OPUS-MT's tokenizer does."""
     path = folder / "tokenizer_config.json"
     settings = folders.read_json(path) if path.exists() else {}

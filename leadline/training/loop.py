@@ -68,7 +68,7 @@ def _run(folder: Path, config: Config, on_step: Sequence[OnStep], note: str = ""
         # Where text and vocabulary lie is the run's affair.
         data = replace(store.data, source=config.data.source, vocabulary=config.data.vocabulary)
         config = replace(config, data=data)
-        updates = runs.updates_of(folder)
+        updates = runs.number_of(folder, "updates_per_epoch")
         world.require_alike(runs.own(config, store))
         config, reasons = choosing.chosen(folder, config, store, on_step, world, begun, signals)
         reasons |= runs.reasons_of(folder, config)
