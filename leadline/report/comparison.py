@@ -48,14 +48,10 @@ def compare(*folders: str | Path) -> Comparison:
 
 
 def _text(table: Table) -> str:
-    shown = [list(map(str, table.columns)), *([_short(value) for value in row] for row in table.rows)]
+    shown = [list(map(str, table.columns)), *(list(map(notebook.shown, row)) for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     rows = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in shown)
     return "\n".join(row.rstrip() for row in rows)
-
-
-def _short(value: object) -> str:
-    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _picture(chart: Chart) -> str:
