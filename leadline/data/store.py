@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from leadline import config as configuration
 from leadline.config import DataConfig
 from leadline.data import corpus, published
 from leadline.data import manifest as manifests
+from leadline.data.making import Progress as Progress
 from leadline.data.making import make
 from leadline.data.manifest import FORMAT, Damaged
 from leadline.data.pairs import Pair
@@ -38,8 +39,6 @@ UNTOKENISED = (
     "the text looks raw (punctuation is attached to words), and data.text=tokenized splits it at spaces only: "
     "use data.text=raw or moses"
 )
-
-Progress = Callable[[str, int], None]  # what is being done, and how many more pairs are done
 
 
 def prepare(config: DataConfig, out: Path | None = None, progress: Progress = lambda what, done: None) -> Path:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leadline.data.making import Progress
 from leadline.diagnose import fitted, probe
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.probe import Loss, Subject
@@ -36,7 +37,6 @@ LOOKS = 5  # steps between two looks at the loss of a longer training
 REACH = 8  # doublings or halvings of the rate until the edge must have come
 MOST_RATES = REACH // 2 + 2  # the one asked for, those four times further each, and one between the last two
 FASTEST = 1e30  # rates above it are a mistake, and cannot be multiplied in float32
-Progress = Callable[[str, int], None]  # what is being done, and how many more are done
 
 
 def _silent(what: str, done: int) -> None: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as BPE
 from tokenizers import decoders as text_decoders
@@ -17,7 +16,7 @@ from leadline.errors import UserError
 from leadline.exchange import bert, formats, texts
 from leadline.exchange import folder as folders
 from leadline.exchange.decoder_kinds import ACTIVATIONS, activation
-from leadline.files import write_json
+from leadline.files import Facts, write_json
 from leadline.model import Transformer
 from leadline.training.trained import Trained
 
@@ -75,7 +74,7 @@ def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> lis
     return texts.save(tokenizer, out, "[CLS] $A [SEP]", pair, ["[CLS]", "[SEP]"], settings)
 
 
-def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
+def load(folder: Path, described: Facts, out: Path) -> list[str]:
     """Make the run `out` of a folder; what was left out."""
     kind = bert.KINDS[described["model_type"]]
     theirs = _weights(folder, kind)
@@ -115,9 +114,7 @@ def _weights(folder: Path, kind: bert.Kind) -> dict[str, Tensor]:
     return named
 
 
-def _model(
-    described: dict[str, Any], theirs: dict[str, Tensor], kind: bert.Kind, pad: int, folder: Path
-) -> ModelConfig:
+def _model(described: Facts, theirs: dict[str, Tensor], kind: bert.Kind, pad: int, folder: Path) -> ModelConfig:
     if described.get("is_decoder") or described.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(f"{folder}/config.json: only encoders with absolute positions can be imported")
     positions = described.get("max_position_embeddings", 512)
