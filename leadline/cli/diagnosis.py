@@ -219,11 +219,12 @@ def report_command(
     if live:
         if out:
             raise UserError("--out writes a page and --live serves one: choose one of them")
-        from leadline.report.live import Followed, serve
+        from leadline.report.live import Followed, open_server
 
         followed = Followed(trained, [inspection.load(folder) for folder in inspected])
-        address = "live at {} (Ctrl-C ends it)"
-        return serve(followed, 8765 if port is None else port, lambda url: answer.print(address.format(url)))
+        with open_server(followed, 8765 if port is None else port) as server:
+            answer.print(f"live at {server.url} (Ctrl-C ends it)")
+            return server.serve_forever()
     if port is not None:
         raise UserError("--port means nothing without --live")
     out = out or Path("report.html")

@@ -55,7 +55,8 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
     pair = "many" if config.directions else f"{config.source_lang}-{config.target_lang}"
     name = pair if source.holds == "pairs" else source.holds
     folder = out.resolve() if out else cache_folder() / f"{name}-{key[:16]}"
-    if out and folder.exists() and not (folder / "manifest.json").exists() and not _is_empty_folder(folder):
+    used = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    if out and used and not (folder / "manifest.json").exists():
         raise UserError(f"{folder} exists and is not prepared data: choose another folder")
 
     def is_made() -> bool:
@@ -84,18 +85,14 @@ def _key(config: DataConfig, holds: str, fingerprint: str) -> str:
     options = configuration.without_neutral(config) | {"source": ""}
     parts: list[Any] = [FORMAT, options, fingerprint]
     if vocabulary := options.pop("vocabulary"):
-        path = _existing(Path(vocabulary).expanduser())
+        path = Path(vocabulary).expanduser()
+        if not path.is_file():
+            raise UserError(f"data.vocabulary: {path} is not a file that exists: give a tokenizer.json")
         parts += [sha256(path), *(sha256(beside) for beside in [path.with_name(TARGET)] if beside.exists())]
     if holds != "examples":
         for column in ("first", "second", "label"):
             del options[column]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise UserError(f"data.vocabulary: {path} is not a file that exists: give a tokenizer.json")
-    return path
 
 
 def _is_made(folder: Path, key: str) -> bool:
@@ -107,10 +104,6 @@ def _is_made(folder: Path, key: str) -> bool:
         raise UserError(f"{folder} holds other data, of other text or options: choose another --out, or remove it")
     manifests.check(folder, manifest)
     return True
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def holds(source: str) -> str:

@@ -92,11 +92,8 @@ class Table:
             )
         self._held = [split for split in ("valid", "test") if config.holdout and not files.get(split)]
         self._unlabelled = None
-        if "test" in self._own and not self._has_labels(self._own["test"]):
+        if "test" in self._own and config.label not in next(rows_of(self._own["test"]), (0, {}))[1]:
             self._unlabelled = self._own.pop("test")  # as GLUE gives them out
-
-    def _has_labels(self, path: Path) -> bool:
-        return self.config.label in next(rows_of(path), (0, {}))[1]
 
     def splits(self) -> tuple[str, ...]:
         return tuple(split for split in NAMES if split in self._own or split in self._held)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from leadline.data.making import Progress
 from leadline.diagnose import fitted, probe
@@ -189,13 +189,9 @@ def _require_usable(subject: Subject) -> None:
     for number, batch in enumerate(subject.batches):
         tensors = list(tensors_in(batch))
         if tensors and not any(t.numel() for t in tensors):
-            raise UserError(f"batch {number} is empty: it has a tensor of shape {_empty(tensors)}")
+            raise UserError(f"batch {number} is empty: it has a tensor of shape {tuple(tensors[0].shape)}")
         if any(t.isnan().any() for t in tensors if t.is_floating_point()):
             raise UserError(f"batch {number} holds NaN: look at how it is prepared")
-
-
-def _empty(tensors: Sequence[Tensor]) -> str:
-    return str(next(tuple(t.shape) for t in tensors if not t.numel()))
 
 
 def inspect_seeds(

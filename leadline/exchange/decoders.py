@@ -209,9 +209,7 @@ def _model(described: Facts, kind: Kind, folder: Path) -> ModelConfig:
     if kind is LLAMA:
         values["bias"] = given("attention_bias", False)
         must["mlp_bias"] = values["bias"]
-    for key, value in must.items():
-        if given(key, value) != value:
-            raise UserError(f"{where}: {key}={described[key]!r} has no counterpart here, only {value!r}")
+    folders.require_values(described, must, folder)
     if kind.places:
         values["activation"] = activation(values["activation"], "activation_function", folder)
     tied = folders.flag(described, "tie_word_embeddings", bool(kind.places), folder)

@@ -70,6 +70,14 @@ def flag(described: Facts, key: str, usual: bool, folder: Path) -> bool:
     return usual if value is None else value
 
 
+def require_values(described: Facts, must: Facts, folder: Path) -> None:
+    """What only has a counterpart here at one value, where config.json says another."""
+    for key, value in must.items():
+        if described.get(key) not in (None, value):
+            where = f"{folder}/config.json"
+            raise UserError(f"{where}: {key}={described[key]!r} has no counterpart here, only {value!r}")
+
+
 def read_json(path: Path) -> Facts:
     try:
         value = files.read_json(path)

@@ -305,9 +305,7 @@ def _model(described: Facts, theirs: dict[str, Tensor], kind: Kind, folder: Path
         "is_causal": True,
         "decoder_vocab_size": described.get("vocab_size"),
     }
-    for key, value in must.items():
-        if described.get(key) not in (None, value):
-            raise UserError(f"{where}: {key}={described[key]!r} has no counterpart here, only {value!r}")
+    folders.require_values(described, must, folder)
     flags = ("share_encoder_decoder_embeddings", "tie_word_embeddings")
     shares, ties = (folders.flag(described, key, True, folder) for key in flags)
     values |= {

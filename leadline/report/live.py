@@ -10,7 +10,7 @@ import errno
 import hashlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -123,10 +123,3 @@ def open_server(followed: Followed, port: int) -> Server:
             if error.errno != errno.EADDRINUSE:
                 raise UserError(f"--port {candidate}: {reason(error)}; choose one above 1023") from None
     raise UserError(f"--port {port}: it and the next {PORTS_TRIED - 1} are taken; --port 0 takes any that is free")
-
-
-def serve(followed: Followed, port: int, told: Callable[[str], None]) -> None:
-    """Until Ctrl-C; `told` is given the address."""
-    with open_server(followed, port) as server:
-        told(server.url)
-        server.serve_forever()

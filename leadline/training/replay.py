@@ -24,6 +24,7 @@ from leadline.training.events import Watcher
 from leadline.training.setup import Setup, set_up
 from leadline.training.start import begun, taken_up
 
+# Of the keys that may change on the way, those that an update depends on; beside all of the optimizer.
 COMPUTES = {f"train.{name}" for name in ("updates", "epochs", "precision", "step", "recompute", "on_spike", "spike_lr")}
 
 
@@ -39,7 +40,9 @@ def replay(
     if update < 1:
         raise UserError(f"updates are counted from 1: there is no update {update}")
     facts = facts_of(folder)
-    changes = [change for change in facts.get("changes", []) if _computes(change["key"])]
+    changes = [
+        change for change in facts.get("changes", []) if change["key"].startswith("optim.") or change["key"] in COMPUTES
+    ]
     config = _as_at(update, runs.load_config(folder, allow_code), changes)
     if device:
         config = config.set(train={"device": device})
@@ -68,11 +71,6 @@ def replay(
     said |= {"loss": float(result.loss), "grad_norm": float(result.grad_norm), "tokens": result.tokens}
     ((row, alarm),) = result.watched
     return said | {"rows": [int(row) for each in rows for row in each]} | row | ({"alarm": alarm} if alarm else {})
-
-
-def _computes(key: str) -> bool:
-    """Whether what an update computes depends on a key that may change on the way."""
-    return key.startswith("optim.") or key in COMPUTES
 
 
 def _as_at(update: int, config: Config, changes: Sequence[Facts]) -> Config:
