@@ -72,5 +72,8 @@ def keys(
     if as_json:
         print_json([asdict(key) for key in chosen])
         return
-    words = {key: f" [{' | '.join(key.choices)}]" if key.choices else "" for key in chosen}
-    definitions([(f"{key.key} = {to_json(key.default)}", key.meaning + words[key]) for key in chosen])
+    definitions([(f"{key.key} = {to_json(key.default)}", _described(key)) for key in chosen])
+
+
+def _described(key: every_key.Key) -> str:
+    return f"{key.meaning} [{' | '.join(key.choices)}]" if key.choices else key.meaning
