@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from leadline import options
 from leadline.errors import UserError
-from leadline.options import Values, to_dict
+from leadline.options import Values, from_dict, to_dict
 from leadline.options import to_toml as to_toml
 
 LANGUAGE = r"[A-Za-z]{2,3}(?:_[A-Za-z0-9]+)*"
@@ -331,7 +331,7 @@ class Config:
 
     def set(self, **sections: Values) -> Config:
         """A copy with some keys changed: `config.set(optim={"lr": 1e-3}, train={"seed": 2})`."""
-        return from_dict(options.merge(to_dict(self), sections))
+        return from_dict(options.merge(to_dict(self), sections), Config)
 
 
 PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
@@ -373,20 +373,15 @@ def without_neutral(section: Any) -> Values:
     return {name: value for name, value in to_dict(section).items() if name not in neutral or value != neutral[name]}
 
 
-def from_dict(values: Values, kind: type = Config, where: str = "") -> Any:
-    """Strictly: unknown keys and values of the wrong kind raise."""
-    return options.from_dict(values, kind, where)
-
-
 def override(config: Config, assignments: list[str]) -> Config:
     """Apply `--set section.key=value` strings, each read as the kind its key declares."""
-    return from_dict(options.assigned(to_dict(config), assignments, Config))
+    return from_dict(options.assigned(to_dict(config), assignments, Config), Config)
 
 
 def load(path: Path) -> Config:
     values = renamed(options.read_toml(path))
     try:
-        return from_dict(values)
+        return from_dict(values, Config)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

@@ -13,11 +13,12 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from leadline.errors import UserError, nearest
 
 Values = dict[str, Any]  # options by name; those of a section are such a dictionary
+Declared = TypeVar("Declared")
 
 KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 UNIONS = (typing.Union, types.UnionType)  # of a kind and words, such as a number or "auto"
@@ -52,10 +53,10 @@ def merge(base: Values, changes: Values) -> Values:
     return merged
 
 
-def from_dict(values: Values, kind: type, where: str = "") -> Any:
+def from_dict(values: Values, kind: type[Declared], where: str = "") -> Declared:
     """Strictly: unknown keys and values of the wrong kind raise."""
     hints = typing.get_type_hints(kind)
-    known = [f.name for f in dataclasses.fields(kind)]
+    known = list(hints)
     arguments = {}
     for key, value in values.items():
         if key not in known:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,7 @@ from leadline.world import started
 
 if TYPE_CHECKING:
     from leadline.data.store import Store
+    from leadline.training.trained import Trained
 
 
 def require_values(arguments: list[str]) -> None:
@@ -196,7 +197,7 @@ def load_run(
     assignments: list[str] | None,
     allow_code: bool,
     sections: tuple[str, ...] = ("decode",),
-) -> Any:
+) -> Trained:
     """A run, ready to use; --set may change keys of `sections`."""
     from leadline.training.trained import load
 

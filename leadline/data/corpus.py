@@ -231,7 +231,7 @@ class _Encoder:
     def __init__(self, folder: Path) -> None:
         work = read_json(folder / "work.json")
         self.folder, self.documents = folder, work["documents"]
-        self.config: DataConfig = configuration.from_dict(work["data"], DataConfig, "data.")
+        self.config = configuration.from_dict(work["data"], DataConfig, "data.")
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json", self.config)
         self.split = splitter(self.config.source_lang)
 

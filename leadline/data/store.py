@@ -142,7 +142,7 @@ class Store:
         self.folder, self.asked = folder, asked
         self.manifest = manifests.read(folder)
         manifests.check(folder, self.manifest)
-        self.data: DataConfig = configuration.from_dict(self.manifest["data"], DataConfig, "data.")
+        self.data = configuration.from_dict(self.manifest["data"], DataConfig, "data.")
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json", self.data)
 
     @property

@@ -313,7 +313,7 @@ def _model(described: Facts, theirs: dict[str, Tensor], kind: Kind, folder: Path
         "activation": activation(values["activation"], "activation_function", folder),
         "embeddings": ("tied" if shares else "output_tied") if ties else "separate",
     }
-    config: ModelConfig = configuration.from_dict(values, ModelConfig, f"{where}: model.")
+    config = configuration.from_dict(values, ModelConfig, f"{where}: model.")
     sinusoids = Sinusoids(config.max_length, config.dim).table
     tables = [table for name, table in theirs.items() if name.endswith("embed_positions.weight")]
     if any(table.shape == sinusoids.shape and (table - sinusoids).abs().max() > CLOSE for table in tables):

@@ -38,7 +38,7 @@ class Transformer(nn.Module):
 
     def __init__(self, vocab_size: int, *, seed: int = 1, **model: Any) -> None:
         super().__init__()
-        config: ModelConfig = configuration.from_dict(model, ModelConfig, "model.")
+        config = configuration.from_dict(model, ModelConfig, "model.")
         find(config.placement)  # a wrong name is an error before anything is built
         require_room(config, vocab_size)
         self.config = config

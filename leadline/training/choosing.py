@@ -9,7 +9,6 @@ import math
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.model.precision import autocast
 from leadline.rates import Ended, diversity
+from leadline.tasks.base import Batch
 from leadline.training.device import release_memory
 from leadline.training.events import OnStep
 from leadline.training.optim import schedule
@@ -114,7 +114,7 @@ class _Look:
             return self.schedule(update)
         return rates.risen(update, updates, self.setup.total, self.warmup)
 
-    def _batch(self, number: int) -> Any:
+    def _batch(self, number: int) -> Batch:
         return self.setup.task.collate(self.plan[number])
 
     @torch.no_grad()

@@ -92,7 +92,7 @@ def read_config(folder: Path) -> tuple[Config, str]:
     if not is_run(folder):
         raise not_a_run(folder)
     path, facts = folder / "config.toml", facts_of(folder)
-    known = configuration.from_dict(configuration.renamed(facts["config"])) if "seal" in facts else None
+    known = configuration.from_dict(configuration.renamed(facts["config"]), Config) if "seal" in facts else None
     try:
         config = configuration.load(path)
     except UserError as error:
