@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from leadline.files import Facts
+
 
 @dataclass(frozen=True)
 class Connection:
@@ -51,6 +53,11 @@ class Connection:
     final: int = 0  # the last of a stack: norms that close it
     closed: bool = True  # the last of a stack: all that reads the stream reads it normalised
     placement: str = ""
+
+    @property
+    def place(self) -> Facts:
+        """For a record of what was measured there."""
+        return {"position": self.position, "stack": self.stack}
 
 
 def name_of(c: Connection) -> str:
