@@ -22,6 +22,7 @@ from typing import Protocol
 
 from leadline.config import DataConfig
 from leadline.data import hub, numerals
+from leadline.data.documents import Divided
 from leadline.data.holdout import held_out
 from leadline.data.remembered import fingerprint
 from leadline.data.text import lines_of
@@ -32,21 +33,9 @@ Pair = tuple[str, str]
 Stream = tuple[str, str, Iterator[Pair]]  # from a language, into a language, the pairs
 
 
-class Pairs(Protocol):
-    config: DataConfig  # with the languages that the text has
-
-    def fingerprint(self) -> str:
-        """Changes when the sentences change."""
-
+class Pairs(Divided, Protocol):
     def pairs(self, split: str) -> Iterator[Pair]:
         """The split from its beginning; UserError where it is damaged."""
-
-    def splits(self) -> tuple[str, ...]:
-        """Those that exist: always train and valid."""
-
-    def notes(self) -> list[str]:
-        """What people should know of how it is read, a sentence each."""
-        return []
 
     def streams(self, split: str) -> Iterator[Stream]:
         """The pairs of a split by direction, of which most sources have one."""

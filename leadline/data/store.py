@@ -160,8 +160,7 @@ class Store:
         return [*chosen, *self.manifest.get("notes", []), *published.compared(self.data, self.manifest["splits"])]
 
     def split(self, name: str, kind: str = "pairs") -> Split:
-        rows: Split = self._read(name, kind)
-        return rows
+        return self._read(name, kind)
 
     def labels(self, name: str) -> np.ndarray:
         """[rows] of a split of examples: which of manifest["labels"]."""
@@ -170,8 +169,7 @@ class Store:
             return np.load(self.folder / f"{name}.labels.npy")
 
     def documents(self, name: str) -> list[corpus.Shard]:
-        shards: list[corpus.Shard] = self._read(name, "documents")
-        return shards
+        return self._read(name, "documents")
 
     def _read(self, name: str, kind: str) -> Any:
         shards = self._shards(name, kind)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from leadline.config import DataConfig
 from leadline.data import numerals, same_meaning
+from leadline.data.documents import Divided
 from leadline.data.holdout import held_out
 from leadline.data.remembered import fingerprint
 from leadline.data.text import lines_of
@@ -36,21 +37,9 @@ class Example(NamedTuple):
     where: str  # it stands, for people
 
 
-class Examples(Protocol):
-    config: DataConfig
-
-    def fingerprint(self) -> str:
-        """Changes when the examples change."""
-
+class Examples(Divided, Protocol):
     def examples(self, split: str) -> Iterator[Example]:
         """The split from its beginning; UserError where it is damaged."""
-
-    def splits(self) -> tuple[str, ...]:
-        """Those that exist: always train and valid."""
-
-    def notes(self) -> list[str]:
-        """What people should know of how it is read, a sentence each."""
-        return []
 
 
 class SameMeaning(Examples):
