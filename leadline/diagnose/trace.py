@@ -158,7 +158,7 @@ def recording(model: nn.Module, norms: dict[nn.Module, Norm], keep: Keep | None 
         if recorder.paused == 0:
             recorder.modules.pop()
 
-    with Reader() as reader:
+    with contextlib.closing(Reader()) as reader:
         for module in model.modules():
             reader.before(module, enter)
             reader.after(module, leave)

@@ -17,7 +17,6 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -93,9 +92,7 @@ class Watch:
         self._attached()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _attached(self) -> Attached:
