@@ -53,6 +53,9 @@ class Made:
         pairs = [each.reshape(-1, 2) for each in ends]
         return Split(list(tokens), pairs, np.cumsum([0, *map(len, pairs)]))
 
+    def directions(self, split: str) -> dict[str, int]:
+        return {}
+
     def labels(self, split: str) -> np.ndarray:
         return self.rng.integers(0, 2, 10**6)
 

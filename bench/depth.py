@@ -80,7 +80,7 @@ def cost(size: Size, encoder: int, decoder: int) -> Row:
     built = Transformer(300, **configuration.to_dict(config.model))
     seconds = [time.perf_counter() - began]
     step = make_step(config, _Task(), built)  # type: ignore[arg-type]
-    batch = collate([pool.pairs[i] for i in pool.packs[0]], pool.shape, config.model.max_length)
+    batch = collate(*pool.sides(pool.packs[0]), pool.shape, config.model.max_length)
     for _ in range(2):  # the first also loads code
         began = time.perf_counter()
         step([batch], 1, 1e-4)

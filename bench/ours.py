@@ -54,7 +54,7 @@ def build(config: Config, vocab: int, task: Any, device: torch.device) -> Step:
 
 
 def packs(pool: Pool, max_length: int) -> list[Batch]:
-    return [collate([pool.pairs[i] for i in rows], pool.shape, max_length) for rows in pool.packs]
+    return [collate(*pool.sides(rows), pool.shape, max_length) for rows in pool.packs]
 
 
 def one_pass(step: Step, batches: Sequence[Any], device: torch.device, captured: bool) -> Any:

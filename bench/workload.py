@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from leadline.data.batching import Shape, plan, shape_for
+from leadline.data.flat import Flat
 
 BOS, EOS, PAD = 1, 2, 0
 
@@ -46,6 +47,10 @@ class Pool:
     lengths: np.ndarray  # [rows, 2], </s> and <s> included
     shape: Shape
     packs: list[np.ndarray]  # rows of each of our packs; together, all rows
+
+    def sides(self, rows: np.ndarray) -> tuple[Flat, Flat]:
+        source, target = zip(*(self.pairs[row] for row in rows), strict=True)
+        return Flat.of(source), Flat.of(target)
 
     @property
     def target_tokens(self) -> int:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from leadline.flight import QUANTITIES
 from leadline.history import Row
@@ -62,9 +61,15 @@ class Seer:
 
     def look(self, values: dict[str, float]) -> list[str]:
         """What is to be told of a look into the model."""
-        said, before = collapse(values), self.collapsed
-        self.collapsed = bool(said)
-        return [said] if said and not before else []
+        found, before = collapsed(values), self.collapsed
+        self.collapsed = found is not None
+        if found is None or before:
+            return []
+        where, value = found
+        return [
+            f"the tokens behind {where} are almost identical ({value:.1%} of their norm differs): the model has "
+            "collapsed; begin again with more warm-up, a lower rate or another placement of the norm"
+        ]
 
 
 def is_far(name: str, usual: Usual, value: float) -> bool:
@@ -93,13 +98,9 @@ def layer_values(row: Row, quantity: str) -> dict[str, float]:
     return {name: math.inf if v is None else v for name, v in zip(names, values, strict=True)}
 
 
-def collapse(row: dict[str, Any]) -> str:
-    """Of a look: whether the tokens have become almost the same, and where first; "" where not."""
-    for key, value in row.items():
+def collapsed(look: Row) -> tuple[str, float] | None:
+    """Where the tokens have become almost the same first, and how much of their norm still differs."""
+    for key, value in look.items():
         if key.startswith("watch/diversity/") and isinstance(value, float) and value < COLLAPSED:
-            where = key.removeprefix("watch/diversity/")
-            return (
-                f"the tokens behind {where} are almost identical ({value:.1%} of their norm differs): the model has "
-                f"collapsed; begin again with more warm-up, a lower rate or another placement of the norm"
-            )
-    return ""
+            return key.removeprefix("watch/diversity/"), value
+    return None

@@ -40,11 +40,7 @@ def resume(
     allow_code: also where the run names a placement of somebody's own, which is imported.
     """
     used = config or runs.load_config(Path(folder), allow_code)
-
-    def run(functions: Sequence[OnStep]) -> Path:
-        return loop.resume(folder, functions, config=config, allow_code=allow_code)
-
-    return _shown(run, used, on_step, progress)
+    return _shown(lambda functions: loop.resume(folder, functions, config, allow_code), used, on_step, progress)
 
 
 def _shown(run: Callable[[Sequence[OnStep]], Path], config: Config, on_step: Sequence[OnStep], progress: bool) -> Path:

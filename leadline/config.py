@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from leadline import options
 from leadline.errors import UserError
-from leadline.options import Values, to_dict
+from leadline.options import Values, from_dict, to_dict
 from leadline.options import to_toml as to_toml
 
 LANGUAGE = r"[A-Za-z]{2,3}(?:_[A-Za-z0-9]+)*"
@@ -24,6 +25,12 @@ DIRECTION = re.compile(rf"both|(?:X|{LANGUAGE})-(?:X|{LANGUAGE})")
 def added(default: Any, neutral: object) -> Any:
     """An option that came later: with `neutral` the result is what it was without the option."""
     return field(default=default, metadata={"neutral": neutral})
+
+
+def _require(where: str, options: object, names: str, holds: Callable[[Any], bool], said: str) -> None:
+    for name in names.split():
+        if not holds(value := getattr(options, name)):
+            raise UserError(f"{where}.{name} must be {said}, not {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,27 +76,20 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.encoder_layers < 0 or self.decoder_layers < 0 or self.encoder_layers + self.decoder_layers == 0:
             raise UserError("model.encoder_layers and model.decoder_layers must be 0 or more, and not both 0")
-        if min(self.dim, self.ffn_dim, self.heads, self.max_length) < 1:
-            raise UserError("model.dim, model.ffn_dim, model.heads and model.max_length must be at least 1")
-        if not 0 < self.norm_eps < 1:
-            raise UserError(f"model.norm_eps must be above 0 and below 1, not {self.norm_eps}")
-        if min(self.segments, self.classes) < 0:
-            raise UserError("model.segments and model.classes must be 0 or more")
+        _require("model", self, "dim ffn_dim heads max_length", lambda n: n >= 1, "at least 1")
+        _require("model", self, "segments classes kv_heads head_dim", lambda n: n >= 0, "0 or more")
+        _require("model", self, "norm_eps", lambda x: 0 < x < 1, "above 0 and below 1")
+        _require("model", self, "rotary_theta", lambda x: 1 < x < math.inf, "a number above 1")
+        shares = "dropout attention_dropout activation_dropout"
+        _require("model", self, shares, lambda p: 0 <= p < 1, "at least 0 and below 1")
         if self.dim % 2 or (self.dim % self.heads and not self.head_dim):
             raise UserError(f"model.dim={self.dim} must be even and a multiple of model.heads={self.heads}")
-        if min(self.kv_heads, self.head_dim) < 0:
-            raise UserError("model.kv_heads and model.head_dim must be 0 or more")
         if self.heads % self.groups:
             raise UserError(f"model.heads={self.heads} must be a multiple of model.kv_heads={self.kv_heads}")
         if self.positions == "rotary" and (width := self.head_width) % 2:
             raise UserError(f"rotary positions turn pairs, and a head is {width} wide: make model.head_dim even")
-        if not 1 < self.rotary_theta < math.inf:
-            raise UserError(f"model.rotary_theta must be a number above 1, not {self.rotary_theta}")
         if self.head == "bert" and self.activation == "swiglu":
             raise UserError("model.head=bert has no gate: choose another model.activation than swiglu")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"model.{name} must be at least 0 and below 1, not {getattr(self, name)}")
 
     @property
     def architecture(self) -> str:
@@ -138,15 +138,11 @@ class DataConfig:
     tag: Literal["source", "target"] = added(default="source", neutral="source")
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 8 or self.size < 1 or self.holdout < 0:
-            raise UserError("data.vocab_size must be at least 8, data.size 1 and data.holdout 0")
-        for name, most in (("vocab_size", 1_000_000), ("size", 10_000_000)):
-            if getattr(self, name) > most:
-                raise UserError(f"data.{name} can be {most:,} at most, not {getattr(self, name):,}")
-        if self.valid_every < 2:
-            raise UserError(f"data.valid_every must be at least 2, not {self.valid_every}")
-        if self.seed < 0:
-            raise UserError(f"data.seed must be 0 or more, not {self.seed}")
+        _require("data", self, "vocab_size", lambda n: 8 <= n <= 1_000_000, "from 8 to 1,000,000")
+        _require("data", self, "size", lambda n: 1 <= n <= 10_000_000, "from 1 to 10,000,000")
+        _require("data", self, "holdout seed", lambda n: n >= 0, "0 or more")
+        _require("data", self, "valid_every", lambda n: n >= 2, "at least 2")
+        _require("data", self, "temperature", lambda t: t >= 1, "1 (as the data is) or more")
         for name in ("source", "source_lang", "target_lang", "vocabulary"):
             if "\0" in getattr(self, name):
                 raise UserError(f"data.{name}={getattr(self, name)!r} cannot contain a NUL character")
@@ -159,8 +155,6 @@ class DataConfig:
                     f"data.directions: {direction!r} is not a direction: write de-en for German into English, X-en for "
                     "all languages into English, en-X for English into all, or both"
                 )
-        if not self.temperature >= 1:
-            raise UserError(f"data.temperature must be 1 (as the data is) or more, not {self.temperature}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,19 +180,13 @@ class OptimConfig:
     after_decay: Literal["constant", "inverse_sqrt"] = "constant"  # step: the schedule after the last decay
 
     def __post_init__(self) -> None:
-        if self.lr != "auto" and not 0 < self.lr < math.inf:
-            raise UserError(f"optim.lr must be a number above 0, not {self.lr}")
-        if self.warmup != "auto" and self.warmup < 0:
-            raise UserError(f"optim.warmup must be 0 or more, not {self.warmup}")
-        for name in ("clip", "weight_decay", "momentum", "decay_factor"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"optim.{name} must be 0 or more, not {getattr(self, name)}")
-        if not 0 < self.eps < math.inf:
-            raise UserError(f"optim.eps must be above 0, or Adam divides 0 by 0, not {self.eps}")
+        _require("optim", self, "lr", lambda x: x == "auto" or 0 < x < math.inf, "a number above 0")
+        _require("optim", self, "warmup", lambda n: n == "auto" or n >= 0, "0 or more")
+        _require("optim", self, "clip weight_decay momentum decay_factor", lambda x: 0 <= x < math.inf, "0 or more")
+        _require("optim", self, "eps", lambda x: 0 < x < math.inf, "above 0, or Adam divides 0 by 0")
+        _require("optim", self, "hold", lambda n: n >= 1, "at least 1")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optim.betas must each be at least 0 and below 1, not {self.betas}")
-        if self.hold < 1:
-            raise UserError(f"optim.hold must be at least 1, not {self.hold}")
         if min(self.decay_at, default=1) < 1 or list(self.decay_at) != sorted(set(self.decay_at)):
             raise UserError(f"optim.decay_at must be numbers from 1 on, each above the one before, not {self.decay_at}")
 
@@ -253,9 +241,11 @@ class TrainConfig:
                 f"train.updates={self.updates} and train.epochs={self.epochs}: one must be above 0, or training would "
                 "never stop, and neither below 0"
             )
-        for name in ("batch_tokens", "accumulate", "keep", "log_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
+        _require("train", self, "batch_tokens accumulate keep log_every", lambda n: n >= 1, "at least 1")
+        _require("train", self, "batch_sequences seed patience save_every", lambda n: n >= 0, "0 or more")
+        _require("train", self, "eval_every bleu_sentences", lambda n: n >= -1, "-1 or more")
+        _require("train", self, "spike_lr", lambda x: 0 < x <= 1, "above 0 and at most 1")
+        _require("train", self, "label_smoothing", lambda x: 0 <= x < 1, "at least 0 and below 1")
         if self.global_tokens and (self.accumulate > 1 or self.batch_sequences):
             raise UserError("train.global_tokens says how large an update is: leave accumulate and batch_sequences out")
         if self.global_tokens < 0 or self.global_tokens % self.batch_tokens:
@@ -264,16 +254,6 @@ class TrainConfig:
                 f"train.global_tokens={self.global_tokens} must be a multiple of train.batch_tokens="
                 f"{self.batch_tokens}, such as {near}"
             )
-        if not 0 < self.spike_lr <= 1:
-            raise UserError(f"train.spike_lr must be above 0 and at most 1, not {self.spike_lr}")
-        if self.batch_sequences < 0:
-            raise UserError(f"train.batch_sequences must be 0 or more, not {self.batch_sequences}")
-        if self.seed < 0:
-            raise UserError(f"train.seed must be 0 or more, not {self.seed}")
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"train.label_smoothing must be at least 0 and below 1, not {self.label_smoothing}")
-        if min(self.patience, self.save_every) < 0 or min(self.eval_every, self.bleu_sentences) < -1:
-            raise UserError("train.patience and save_every must be 0 or more, eval_every and bleu_sentences -1 or more")
         if self.patience and self.eval_every < 0:
             raise UserError("train.patience counts evaluations, and train.eval_every=-1 makes none: set either to 0")
 
@@ -291,8 +271,7 @@ class MaskConfig:
     whole_words: bool = False  # mask all pieces of a word or none
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise UserError(f"mask.share must be above 0 and below 1, not {self.share}")
+        _require("mask", self, "share", lambda x: 0 < x < 1, "above 0 and below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,12 +293,10 @@ class GenerateConfig:
     seed: int = added(default=1, neutral=1)  # seed for sampling; the same prompt gives the same text
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or min(self.top_k, self.seed) < 0:
-            raise UserError("generate.tokens must be at least 1, generate.top_k and generate.seed 0 or more")
-        if not 0 <= self.temperature <= 100:
-            raise UserError(f"generate.temperature must be from 0 to 100, not {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"generate.top_p must be above 0 and at most 1, not {self.top_p}")
+        _require("generate", self, "tokens", lambda n: n >= 1, "at least 1")
+        _require("generate", self, "top_k seed", lambda n: n >= 0, "0 or more")
+        _require("generate", self, "temperature", lambda t: 0 <= t <= 100, "from 0 to 100")
+        _require("generate", self, "top_p", lambda p: 0 < p <= 1, "above 0 and at most 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,10 +309,10 @@ class DecodeConfig:
     max_ratio: float = 2.0  # a translation is at most this many times its source, plus 20 tokens
 
     def __post_init__(self) -> None:
-        if not 1 <= self.beam <= 1000 or self.batch_tokens < 1:
-            raise UserError("decode.beam must be from 1 to 1000, decode.batch_tokens at least 1")
-        if not (0 < self.max_ratio <= 1000 and 0 <= self.length_penalty <= 1000):
-            raise UserError("decode.max_ratio must be above 0 and at most 1000, decode.length_penalty from 0 to 1000")
+        _require("decode", self, "beam", lambda n: 1 <= n <= 1000, "from 1 to 1000")
+        _require("decode", self, "batch_tokens", lambda n: n >= 1, "at least 1")
+        _require("decode", self, "max_ratio", lambda x: 0 < x <= 1000, "above 0 and at most 1000")
+        _require("decode", self, "length_penalty", lambda x: 0 <= x <= 1000, "from 0 to 1000")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +331,7 @@ class Config:
 
     def set(self, **sections: Values) -> Config:
         """A copy with some keys changed: `config.set(optim={"lr": 1e-3}, train={"seed": 2})`."""
-        return from_dict(options.merge(to_dict(self), sections))
+        return from_dict(options.merge(to_dict(self), sections), Config)
 
 
 PLACES = ("train.device", "train.start", "train.start_checkpoint")  # options that say where, and not what
@@ -396,20 +373,15 @@ def without_neutral(section: Any) -> Values:
     return {name: value for name, value in to_dict(section).items() if name not in neutral or value != neutral[name]}
 
 
-def from_dict(values: Values, kind: type = Config, where: str = "") -> Any:
-    """Strictly: unknown keys and values of the wrong kind raise."""
-    return options.from_dict(values, kind, where)
-
-
 def override(config: Config, assignments: list[str]) -> Config:
     """Apply `--set section.key=value` strings, each read as the kind its key declares."""
-    return from_dict(options.assigned(to_dict(config), assignments, Config))
+    return from_dict(options.assigned(to_dict(config), assignments, Config), Config)
 
 
 def load(path: Path) -> Config:
     values = renamed(options.read_toml(path))
     try:
-        return from_dict(values)
+        return from_dict(values, Config)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

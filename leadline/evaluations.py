@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from leadline.files import Facts, read_json, reason, write_json, written
+from leadline.files import Facts, facts_in, reason, write_json, written
 
 COLUMNS = ("direction", "kind", "sentences", "bleu", "chrf", "off_target", "off_target_references", "exact_match")
 
@@ -36,11 +36,7 @@ def write(run: Path, facts: Facts, apart: Iterable[str] = ()) -> list[str]:
 def every(run: Path) -> Iterator[Facts]:
     """All of them, `name` being that of its file; what cannot be read is left out."""
     for path in sorted((run / "evaluations").glob("*.json")):
-        try:
-            facts = read_json(path)
-        except (OSError, ValueError):
-            continue
-        if isinstance(facts, dict):
+        if (facts := facts_in(path)) is not None:
             yield facts | {"name": path.stem}
 
 

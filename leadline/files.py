@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -49,6 +50,15 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_bytes())
 
 
+def facts_in(path: Path) -> Facts | None:
+    """A JSON object, or nothing where it is not there or damaged."""
+    try:
+        value = read_json(path)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[TextIO]:
     """A text file that takes the place of `path` when all of it is on the disk; until then `path` is as it was."""
@@ -81,6 +91,13 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: object) -> None:
     write_text(path, to_json(value, indent=1))
+
+
+def write_csv(path: Path, columns: Sequence[object], rows: Iterable[Sequence[object]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(rows)
 
 
 def sync(path: Path) -> None:

@@ -13,8 +13,8 @@ process has written is there all the same, and only a machine that loses its pow
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from leadline import history
 from leadline.errors import UserError
@@ -66,7 +66,7 @@ class Flight:
             self.file.close()
 
     @contextlib.contextmanager
-    def _writing(self) -> Any:
+    def _writing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -30,7 +30,9 @@ class Metrics:
             if self.path.exists():
                 self._mend(update)
             self.file = self.path.open("a", encoding="utf-8", buffering=1)
-            self.board = _board(folder / "tensorboard", update)
+            self.board = None
+            with contextlib.suppress(ImportError):
+                self.board = Board(folder / "tensorboard", update)
 
     def _mend(self, update: int) -> None:
         lines = history.lines(self.path)
@@ -122,10 +124,3 @@ class Board:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.file.close()
-
-
-def _board(folder: Path, update: int) -> Board | None:
-    try:
-        return Board(folder, update)
-    except ImportError:
-        return None

@@ -40,10 +40,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f'<div style="overflow-x:auto;margin-top:.5em"><table style="{style}">{cells}</table></div>'
 
 
+def shown(value: object) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _cell(value: object, number: bool) -> str:
-    text = "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
     style = f"padding:.2em 1.2em .2em 0;border:0;border-bottom:{LINE};background:none;white-space:nowrap"
-    return f'<td style="{style};text-align:{"right" if number else "left"}">{html.escape(text)}</td>'
+    return f'<td style="{style};text-align:{"right" if number else "left"}">{html.escape(shown(value))}</td>'
 
 
 def _is_number(value: object) -> bool:

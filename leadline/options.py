@@ -13,11 +13,12 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from leadline.errors import UserError, nearest
 
 Values = dict[str, Any]  # options by name; those of a section are such a dictionary
+Declared = TypeVar("Declared")
 
 KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 UNIONS = (typing.Union, types.UnionType)  # of a kind and words, such as a number or "auto"
@@ -52,10 +53,10 @@ def merge(base: Values, changes: Values) -> Values:
     return merged
 
 
-def from_dict(values: Values, kind: type, where: str = "") -> Any:
+def from_dict(values: Values, kind: type[Declared], where: str = "") -> Declared:
     """Strictly: unknown keys and values of the wrong kind raise."""
     hints = typing.get_type_hints(kind)
-    known = [f.name for f in dataclasses.fields(kind)]
+    known = list(hints)
     arguments = {}
     for key, value in values.items():
         if key not in known:
@@ -190,43 +191,30 @@ def read_toml(path: Path) -> Values:
 
 
 ELSEWHERE = {  # what fairseq, transformers, JoeyNMT, OpenNMT and Marian call our keys
-    "learning-rate": "optim.lr",
-    "batch-size": "train.batch_tokens",
-    "bs": "train.batch_tokens",
-    "max-tokens": "train.batch_tokens",
-    "per-device-train-batch-size": "train.batch_tokens",
-    "max-epoch": "train.epochs",
-    "max-epochs": "train.epochs",
-    "num-epochs": "train.epochs",
-    "num-train-epochs": "train.epochs",
-    "steps": "train.updates",
-    "max-steps": "train.updates",
-    "max-update": "train.updates",
-    "train-steps": "train.updates",
-    "gradient-accumulation-steps": "train.accumulate",
-    "update-freq": "train.accumulate",
-    "fp16": "train.precision",
-    "bf16": "train.precision",
-    "gpu": "train.device",
-    "early-stopping": "train.patience",
-    "eval-steps": "train.eval_every",
-    "save-steps": "train.save_every",
-    "logging-steps": "train.log_every",
-    "warmup-steps": "optim.warmup",
-    "warmup-updates": "optim.warmup",
-    "optimizer": "optim.name",
-    "lr-scheduler": "optim.schedule",
-    "lr-scheduler-type": "optim.schedule",
-    "max-grad-norm": "optim.clip",
-    "clip-norm": "optim.clip",
-    "layers": "model.encoder_layers",
-    "num-layers": "model.encoder_layers",
-    "hidden-size": "model.dim",
-    "d-model": "model.dim",
-    "num-heads": "model.heads",
-    "beam-size": "decode.beam",
-    "num-beams": "decode.beam",
-    "lenpen": "decode.length_penalty",
-    "src": "data.source_lang",
-    "tgt": "data.target_lang",
+    name: key
+    for key, names in {
+        "optim.lr": "learning-rate",
+        "train.batch_tokens": "batch-size bs max-tokens per-device-train-batch-size",
+        "train.epochs": "max-epoch max-epochs num-epochs num-train-epochs",
+        "train.updates": "steps max-steps max-update train-steps",
+        "train.accumulate": "gradient-accumulation-steps update-freq",
+        "train.precision": "fp16 bf16",
+        "train.device": "gpu",
+        "train.patience": "early-stopping",
+        "train.eval_every": "eval-steps",
+        "train.save_every": "save-steps",
+        "train.log_every": "logging-steps",
+        "optim.warmup": "warmup-steps warmup-updates",
+        "optim.name": "optimizer",
+        "optim.schedule": "lr-scheduler lr-scheduler-type",
+        "optim.clip": "max-grad-norm clip-norm",
+        "model.encoder_layers": "layers num-layers",
+        "model.dim": "hidden-size d-model",
+        "model.heads": "num-heads",
+        "decode.beam": "beam-size num-beams",
+        "decode.length_penalty": "lenpen",
+        "data.source_lang": "src",
+        "data.target_lang": "tgt",
+    }.items()
+    for name in names.split()
 }

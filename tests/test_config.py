@@ -35,7 +35,7 @@ def test_a_recipe_survives_the_way_through_toml(recipe: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ['a "quoted" name', "b\\c\t[d]", "größe #1", "delete\x7f"])
 def test_values_that_need_escapes_survive_the_way_through_toml(name: str) -> None:
     config = Config().set(data={"source": f"text:/tmp/{name}"}, optim={"eps": 1e-30, "decay_at": [3, 5]})
-    assert from_dict(tomllib.loads(to_toml(config))) == config
+    assert from_dict(tomllib.loads(to_toml(config)), Config) == config
 
 
 @pytest.mark.parametrize("path", [f"{section}.{key}" for section, keys in PROMISED.items() for key in keys])
@@ -105,7 +105,7 @@ def test_an_unknown_key_names_the_nearest_right_one(path: str, meant: str) -> No
 )
 def test_an_unknown_key_in_a_file_names_the_nearest_right_one(toml: str, key: str, meant: str) -> None:
     with pytest.raises(UserError, match=f"{key}: did you mean {meant}"):
-        from_dict(tomllib.loads(toml))
+        from_dict(tomllib.loads(toml), Config)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_value_of_the_wrong_kind_is_refused(assignment: str, complaint: str) -
 )
 def test_a_file_is_as_strict_about_kinds(values: dict, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        from_dict(values)
+        from_dict(values, Config)
 
 
 def test_an_unknown_schedule_lists_those_that_exist() -> None:
@@ -243,7 +243,7 @@ def test_set_is_strict(change: dict) -> None:
 
 
 def test_to_dict_is_what_from_dict_reads() -> None:
-    assert from_dict(to_dict(Config())) == Config()
+    assert from_dict(to_dict(Config()), Config) == Config()
     assert to_dict(Config())["optim"]["betas"] == [0.9, 0.98]
 
 

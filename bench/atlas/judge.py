@@ -163,12 +163,6 @@ def off_best(c: Case, said: float) -> float:
     return max(c.good[0] / said, said / c.good[1], 1.0)
 
 
-def costs(c: Case, said: float) -> float:
-    """How much worse than the best the trained rate nearest to it ends, in nats."""
-    nearest = min(c.ends, key=lambda rate: abs(math.log(rate / said)))
-    return c.ends[nearest] - min(c.ends.values())
-
-
 QUESTIONS: dict[str, tuple[dict[str, Callable[[Sequence[Case]], Answer]], Callable[[Case, float], float]]] = {
     "edge": (
         {

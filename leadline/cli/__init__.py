@@ -14,24 +14,12 @@ from typing import NoReturn
 import typer
 
 # In the order in which --help lists their commands, which they register.
-from leadline.cli import trainings, generation, encoders, exchange, texts, choices, diagnosis, comparison  # isort: skip
-from leadline.cli.app import app, require_values, unusable
+from leadline.cli import trainings, generation, encoders, exchange, texts, choices, diagnosis, comparison  # noqa: F401  # isort: skip
+from leadline.cli.app import app as app
+from leadline.cli.app import require_values, unusable
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import reason
 from leadline.world import leave_with, tells
-
-__all__ = [
-    "app",
-    "choices",
-    "comparison",
-    "diagnosis",
-    "encoders",
-    "exchange",
-    "generation",
-    "main",
-    "texts",
-    "trainings",
-]
 
 
 def main() -> None:

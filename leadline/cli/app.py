@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,7 @@ from leadline.world import started
 
 if TYPE_CHECKING:
     from leadline.data.store import Store
+    from leadline.training.trained import Trained
 
 
 def require_values(arguments: list[str]) -> None:
@@ -120,8 +121,11 @@ def config_of(what: str, assignments: list[str] | None, allow_code: bool) -> Con
             tell([f"data.size={config.data.size} is not used: {config.data.source} is used whole"])
     config = configuration.override(config, assignments or [])
     asked = [assignment.partition("=")[0].strip() for assignment in assignments or []]
-    if "data.size" in asked:
-        _require_generated(config.data.source)
+    if "data.size" in asked and not _generates(config.data.source):
+        raise UserError(
+            f"--set data.size: it says how much a builtin source generates, and {config.data.source} is used whole: "
+            "give a shorter text (head -n) for less"
+        )
     _require_as_prepared(config, asked)
     if why := keys.unused(config, asked):
         raise UserError(f"--set {why}: leave it out")
@@ -132,14 +136,6 @@ def _generates(source: str) -> bool:
     from leadline.data.sources import parse
 
     return not parse(source).place
-
-
-def _require_generated(source: str) -> None:
-    if not _generates(source):
-        raise UserError(
-            f"--set data.size: it says how much a builtin source generates, and {source} is used whole: "
-            "give a shorter text (head -n) for less"
-        )
 
 
 def _require_as_prepared(config: Config, asked: list[str]) -> None:
@@ -176,18 +172,11 @@ def require_no_path(what: str) -> None:
         raise UserError(f"{what} does not exist: check the path, or name a recipe (leadline recipes lists them)")
 
 
-def counted(config: Config) -> str:
-    """What the preparation of its data counts."""
-    from leadline.data.store import holds
-
-    return holds(config.data.source)
-
-
 def open_store(config: Config, out: Path | None = None) -> Store:
     """Its data, prepared if need be, with progress; and what is to be known of it, on stderr."""
-    from leadline.data.store import Store, prepare
+    from leadline.data.store import Store, holds, prepare
 
-    with counting(counted(config)) as progress:
+    with counting(holds(config.data.source)) as progress:
         store = Store(prepare(config.data, out, progress), config.data)
     tell(store.notes)
     return store
@@ -208,7 +197,7 @@ def load_run(
     assignments: list[str] | None,
     allow_code: bool,
     sections: tuple[str, ...] = ("decode",),
-) -> Any:
+) -> Trained:
     """A run, ready to use; --set may change keys of `sections`."""
     from leadline.training.trained import load
 

@@ -28,7 +28,7 @@ def recipes(as_json: Json = False) -> None:
         print_json(rows)
         return
     definitions([(row["recipe"], f"{row['purpose']} {_sized(row)}") for row in rows])
-    answer.print("\nnext: leadline train RECIPE --set KEY=VALUE …; leadline keys lists the keys", soft_wrap=True)
+    answer.print("\nnext: leadline train RECIPE --set KEY=VALUE …; leadline keys lists the keys")
 
 
 def _size(config: Config) -> Facts:

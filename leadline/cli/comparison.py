@@ -10,13 +10,7 @@ import typer
 
 from leadline import config as configuration
 from leadline import recipes
-from leadline.cli.app import (
-    Json,
-    Set,
-    app,
-    number,
-    print_json,
-)
+from leadline.cli.app import Json, Set, app, number, print_json
 from leadline.cli.terminal import TrainingView, answer, counting, definitions, table
 from leadline.config import Config, ModelConfig
 from leadline.errors import UserError, nearest
@@ -101,8 +95,7 @@ def _compare(names: list[str], layers: tuple[int, int], lr: float, as_json: bool
     answer.print(
         "growth: of the decoder's stream from its first to its last residual connection; grad: of the feed-forward "
         "layer's second matrix, first and last decoder layer; ‖ΔF‖: change of the output in one step of Adam; warm-up: "
-        "a guess, fitted on trainings of post_ln, pre_ln and deepnorm and untested on the others",
-        soft_wrap=True,
+        "a guess, fitted on trainings of post_ln, pre_ln and deepnorm and untested on the others"
     )
 
 
@@ -155,7 +148,10 @@ def reproduce(
     if what == "list" and any((sources, seeds, depths, only, at_once, on, processes, assignments)):
         raise UserError("reproduce list takes no options but --json: name a figure, or all")
     if what == "list":
-        return _list({name: figure.title for name, figure in figures.FIGURES.items()}, as_json)
+        titles = {name: figure.title for name, figure in figures.FIGURES.items()}
+        if as_json:
+            return print_json([{"name": name, "title": title} for name, title in titles.items()])
+        return definitions(list(titles.items()))
     if what not in [*known, "all"]:
         raise UserError(f"there is nothing called {what!r} to reproduce: {nearest(what, [*known, 'list', 'all'])}")
     chosen = Chosen(tuple(only or ()), tuple(depths or ()))
@@ -177,7 +173,7 @@ def reproduce(
     if as_json:
         print_json(answers if what == "all" else answers[what])
     elif page:
-        answer.print(f"all claims: {page}", soft_wrap=True)
+        answer.print(f"all claims: {page}")
 
 
 def _require_usable(scale: str, counts: list[int | None], cluster_with_jobs: bool) -> None:
@@ -191,13 +187,6 @@ def _require_usable(scale: str, counts: list[int | None], cluster_with_jobs: boo
         raise UserError("--jobs means nothing with --on: a cluster runs as many at once as it has room for")
 
 
-def _list(titles: dict[str, str], as_json: bool) -> None:
-    if as_json:
-        print_json([{"name": name, "title": title} for name, title in titles.items()])
-    else:
-        definitions(list(titles.items()))
-
-
 def _figure(
     name: str, scale: str, base: Config, seeds: int, chosen: Any, at_once: int, out: Path, quiet: bool, execute: Any
 ) -> list[Facts]:
@@ -208,13 +197,11 @@ def _figure(
     with counting("texts") as progress, TrainingView() as view:
         judged = run(name, figure, scale, base, seeds, at_once, out, view.show, progress, execute, chosen)
     if not quiet:
-        answer.print(figure.title, soft_wrap=True)
+        answer.print(figure.title)
         for j in judged:
-            answer.print(f"  {j.verdict}: {j.claim.text}", soft_wrap=True)
-            answer.print(
-                f"    measured {j.measured}, wanted {j.claim.wanted}; the paper: {j.claim.paper}", soft_wrap=True
-            )
-        answer.print(f"page: {out / name}.html", soft_wrap=True)
+            answer.print(f"  {j.verdict}: {j.claim.text}")
+            answer.print(f"    measured {j.measured}, wanted {j.claim.wanted}; the paper: {j.claim.paper}")
+        answer.print(f"page: {out / name}.html")
     return [{"claim": j.claim.text, "verdict": j.verdict, "values": list(j.values)} for j in judged]
 
 

@@ -9,16 +9,7 @@ from typing import Annotated
 
 import typer
 
-from leadline.cli.app import (
-    AllowCode,
-    Device,
-    Json,
-    Set,
-    app,
-    number,
-    print_json,
-    tell_of,
-)
+from leadline.cli.app import AllowCode, Device, Json, Set, app, number, print_json, tell_of
 from leadline.cli.terminal import answer, counting, table
 from leadline.diagnose.inspection import Inspection
 from leadline.errors import Unfit, UserError
@@ -85,9 +76,9 @@ def inspect_command(
                      "findings": [asdict(f) for f in inspected.findings],
                      "connections": [asdict(c) for c in inspected.connections]})  # fmt: skip
         return
-    answer.print(str(inspected), soft_wrap=True)
+    answer.print(str(inspected))
     if html:
-        answer.print(f"page: {html}", soft_wrap=True)
+        answer.print(f"page: {html}")
 
 
 @app.command("certify")
@@ -110,7 +101,7 @@ def certify_command(
     if as_json:
         print_json(asdict(certified))
     else:
-        answer.print("\n".join(certify.lines(certified)), soft_wrap=True)
+        answer.print("\n".join(certify.lines(certified)))
     if not certified.certified:
         raise typer.Exit(1)
 
@@ -141,9 +132,9 @@ def advise_command(
     for entry in entries:
         if entry.constants:
             named = ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in entry.constants.items())
-            answer.print(f"{entry.placement}: {named}", soft_wrap=True)
+            answer.print(f"{entry.placement}: {named}")
     for line in entries[0].beyond:
-        answer.print(f"note: {line}", soft_wrap=True)
+        answer.print(f"note: {line}")
 
 
 @app.command("explain")
@@ -171,9 +162,9 @@ def explain_command(
             }
         )
         return
-    answer.print(str(explanation), soft_wrap=True)
+    answer.print(str(explanation))
     if html:
-        answer.print(f"page: {html}", soft_wrap=True)
+        answer.print(f"page: {html}")
 
 
 @app.command("replay")
@@ -200,7 +191,7 @@ def replay_command(
             if isinstance(value, list)
             else number(value, 5)
         )
-        answer.print(f"{key:<44}{shown}", soft_wrap=True)
+        answer.print(f"{key:<44}{shown}")
 
 
 @app.command("report")
@@ -228,10 +219,12 @@ def report_command(
     if live:
         if out:
             raise UserError("--out writes a page and --live serves one: choose one of them")
-        from leadline.report.live import Followed, serve
+        from leadline.report.live import Followed, open_server
 
         followed = Followed(trained, [inspection.load(folder) for folder in inspected])
-        return serve(followed, 8765 if port is None else port, _tell_address)
+        with open_server(followed, 8765 if port is None else port) as server:
+            answer.print(f"live at {server.url} (Ctrl-C ends it)")
+            return server.serve_forever()
     if port is not None:
         raise UserError("--port means nothing without --live")
     out = out or Path("report.html")
@@ -240,8 +233,4 @@ def report_command(
     for folder in inspected:
         sections += inspections.sections_of(inspection.load(folder))
     page.write("Report of " + ", ".join(folder.resolve().name for folder in runs), sections, out, figures)
-    answer.print(f"page: {out}", soft_wrap=True)
-
-
-def _tell_address(url: str) -> None:
-    answer.print(f"live at {url} (Ctrl-C ends it)", soft_wrap=True)
+    answer.print(f"page: {out}")

@@ -9,18 +9,7 @@ from typing import Annotated
 
 import typer
 
-from leadline.cli.app import (
-    AllowCode,
-    Device,
-    Json,
-    RunFolder,
-    Set,
-    Which,
-    app,
-    load_run,
-    print_json,
-    stdin_lines,
-)
+from leadline.cli.app import AllowCode, Device, Json, RunFolder, Set, Which, app, load_run, print_json, stdin_lines
 from leadline.cli.terminal import TrainingView, answer, counting, table, tell
 from leadline.errors import UserError, nearest
 from leadline.files import to_json
@@ -80,13 +69,13 @@ def finetune_command(
     table("", ["batch", "lr", "epochs", "runs", metric], rows)
     if len(rows) > 1:
         best = tuned.best.setting
-        answer.print(f"best: batch {best.batch}, lr {best.lr:g}, {best.epochs} epochs: {tuned.best}", soft_wrap=True)
+        answer.print(f"best: batch {best.batch}, lr {best.lr:g}, {best.epochs} epochs: {tuned.best}")
     for split, count in tuned.cut.items():
         if count:
             limit = f"model.max_length={base.model.max_length}"
-            answer.print(f"{count} examples of {split} are longer than {limit} and cut", soft_wrap=True)
-    answer.print(f"runs, results.csv and table.json: {folder}", soft_wrap=True)
-    answer.print(f"next: leadline evaluate {tuned.run}, or echo … | leadline classify {tuned.run}", soft_wrap=True)
+            answer.print(f"{count} examples of {split} are longer than {limit} and cut")
+    answer.print(f"runs, results.csv and table.json: {folder}")
+    answer.print(f"next: leadline evaluate {tuned.run}, or echo … | leadline classify {tuned.run}")
 
 
 @app.command()

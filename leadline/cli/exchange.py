@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from leadline.cli.app import AllowCode, RunFolder, Which, app, load_run
-from leadline.cli.terminal import answer, screen
+from leadline.cli.terminal import answer, tell
 
 
 @app.command("export")
@@ -25,9 +25,8 @@ def export_command(
 
     trained = load_run(run, which, "cpu", None, allow_code)
     title, notes = export(run, trained, out, to, quantization)
-    answer.print(f"{out}: checkpoint {trained.checkpoint} of {run} as {title}", soft_wrap=True)
-    for note in notes:
-        screen.print(note, soft_wrap=True)
+    answer.print(f"{out}: checkpoint {trained.checkpoint} of {run} as {title}")
+    tell(notes)
 
 
 @app.command("import")
@@ -41,7 +40,6 @@ def import_command(
     from leadline.exchange import huggingface
 
     notes = huggingface.load(folder, out)
-    answer.print(f"{out}: a run of {huggingface.architecture(folder)}", soft_wrap=True)
-    for note in notes:
-        screen.print(note, soft_wrap=True)
-    answer.print(f"next: {huggingface.next_command(folder, out)}", soft_wrap=True)
+    answer.print(f"{out}: a run of {huggingface.architecture(folder)}")
+    tell(notes)
+    answer.print(f"next: {huggingface.next_command(folder, out)}")

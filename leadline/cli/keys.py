@@ -10,9 +10,9 @@ import io
 import textwrap
 import tokenize
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from leadline.config import Config
 from leadline.options import ELSEWHERE, flat, to_dict
@@ -29,26 +29,17 @@ class Key:
 @functools.cache
 def every() -> tuple[Key, ...]:
     config = Config()
-    top = [f.name for f in dataclasses.fields(config) if not dataclasses.is_dataclass(getattr(config, f.name))]
-    rows = _of("", config, top)
-    for section in dataclasses.fields(config):
-        options = getattr(config, section.name)
-        if dataclasses.is_dataclass(options):
-            rows += _of(f"{section.name}.", options, [f.name for f in dataclasses.fields(options)])
-    return tuple(rows)
+    parts = {"": config} | {f"{f.name}.": getattr(config, f.name) for f in dataclasses.fields(config)}
+    sections = {prefix: options for prefix, options in parts.items() if dataclasses.is_dataclass(options)}
+    return tuple(key for prefix, options in sections.items() for key in _of(prefix, options))
 
 
-def _of(prefix: str, options: object, names: list[str]) -> list[Key]:
+def _of(prefix: str, options: Any) -> Iterator[Key]:
     hints, meanings = typing.get_type_hints(type(options)), comments(type(options))
-    return [
-        Key(
-            prefix + name,
-            getattr(options, name),
-            typing.get_args(hints[name]) if typing.get_origin(hints[name]) is Literal else (),
-            meanings.get(name, ""),
-        )
-        for name in names
-    ]
+    for name, hint in hints.items():
+        if not dataclasses.is_dataclass(hint):
+            choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+            yield Key(prefix + name, getattr(options, name), choices, meanings.get(name, ""))
 
 
 def comments(declared: type) -> dict[str, str]:

@@ -24,7 +24,8 @@ def random_batch(model: Any) -> Batch:
     inputs = make(config)
     taken = inspect.signature(model.forward).parameters
     if "start_positions" in taken:  # question answering
-        ends = torch.randint(0, _length(inputs), (2, len(next(iter(inputs.values())))))
+        count, length = next(iter(inputs.values())).shape[:2]
+        ends = torch.randint(0, length, (2, count))
         return inputs | {"start_positions": ends.amin(0), "end_positions": ends.amax(0)}
     if type(model).__name__.endswith("MultipleChoice"):
         choices = {key: value[:, None].expand(-1, 2, -1).clone() for key, value in inputs.items()}
@@ -56,10 +57,6 @@ def _labels(kind: str, config: Any, inputs: Batch) -> Tensor:
 def _text(config: Any) -> Any:
     """The part of a config that is of the text a model reads or writes."""
     return getattr(config, "text_config", None) or getattr(config, "decoder", None) or config
-
-
-def _length(inputs: Batch) -> int:
-    return next(iter(inputs.values())).shape[1]
 
 
 def _tokens(config: Any) -> Batch:

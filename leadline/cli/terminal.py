@@ -27,7 +27,7 @@ from leadline.world import started
 # Of several processes of one training the first speaks.
 quiet = started() and os.environ["RANK"] != "0"
 screen = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=quiet)
-answer = Console(highlight=False, markup=False, emoji=False)
+answer = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)  # sentences are as long as they are
 
 TABLE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")  # a space between columns, a rule under the heads
 PLAIN_SECONDS = 10  # between lines where there is no terminal
@@ -172,14 +172,14 @@ def tell(notes: Iterable[str]) -> None:
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """Text columns to the left, numbers to the right."""
     if title:
-        answer.print(title, soft_wrap=True)
+        answer.print(title)
     shown = Table(box=TABLE, show_edge=False, padding=0)
     for i, column in enumerate(columns):
         numeric = all(row[i][:1].isdigit() for row in rows if row[i])
         shown.add_column(column, justify="right" if numeric else "left", no_wrap=not numeric)
     for row in rows:
         shown.add_row(*row)
-    answer.print(shown)
+    answer.print(shown, soft_wrap=False)
 
 
 def definitions(rows: list[tuple[str, str]]) -> None:
@@ -189,4 +189,4 @@ def definitions(rows: list[tuple[str, str]]) -> None:
     grid.add_column()
     for row in rows:
         grid.add_row(*row)
-    answer.print(grid)
+    answer.print(grid, soft_wrap=False)

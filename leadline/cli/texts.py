@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leadline.cli.app import (
-    Json,
-    Set,
-    What,
-    config_of,
-    data,
-    open_store,
-    print_json,
-)
+from leadline.cli.app import Json, Set, What, config_of, data, open_store, print_json
 from leadline.cli.terminal import answer
 
 
@@ -34,7 +26,7 @@ def data_prepare(
     if as_json:
         print_json(facts | {"splits": splits})
         return
-    answer.print(f"{store.folder}, vocabulary {facts['vocab_size']}", soft_wrap=True)
+    answer.print(f"{store.folder}, vocabulary {facts['vocab_size']}")
     for split, counts in splits.items():
         left_out = f", {counts['empty_left_out']:,} empty ones left out" if counts["empty_left_out"] else ""
         if store.holds == "documents":
@@ -64,8 +56,8 @@ def data_show(
         return
     for text, names in zip(texts, tokens, strict=True):
         for line, pieces in zip(text, names, strict=True):
-            answer.print(line, soft_wrap=True)
-            answer.print("    " + " ".join(pieces), style="dim", soft_wrap=True)
+            answer.print(line)
+            answer.print("    " + " ".join(pieces), style="dim")
         answer.print()
 
 
@@ -80,4 +72,4 @@ def data_check(folder: Annotated[Path, typer.Argument(help="Folder of prepared d
     if as_json:
         print_json({"folder": str(folder), "files": files, "whole": True})
     else:
-        answer.print(f"{folder}: {files} files, all unchanged since they were prepared", soft_wrap=True)
+        answer.print(f"{folder}: {files} files, all unchanged since they were prepared")

@@ -25,7 +25,6 @@ from leadline.cli.app import (
     Which,
     app,
     config_of,
-    counted,
     load_run,
     number,
     open_store,
@@ -84,15 +83,14 @@ def demo(
     table("German to English number words, same data, rate and updates", columns, rows)
     answer.print(f"\nThe best ({winner.placement}, warm-up {winner.warmup}) translates:")
     for source, translation in translations:
-        answer.print(f"  {source}  →  {translation}", soft_wrap=True)
+        answer.print(f"  {source}  →  {translation}")
     if quick:
         updates = next(iter(demonstration.configs(quick).values())).train.updates
         answer.print(
             f"\nA smoke test: after {updates} updates only the losses of Post-LN and Pre-LN are meaningful; "
-            "leadline demo trains all four to the end.",
-            soft_wrap=True,
+            "leadline demo trains all four to the end."
         )
-    answer.print(f"\nCurves: {folder / 'curves.png'} and {folder / 'curves.csv'}", soft_wrap=True)
+    answer.print(f"\nCurves: {folder / 'curves.png'} and {folder / 'curves.csv'}")
 
 
 def _asked(what: str, assignments: list[str], allow_code: bool = False) -> tuple[Config, list[str]]:
@@ -171,7 +169,7 @@ def train(
     find_device(config.train.device)
     if not resume:
         runs.require_new(folder)
-    elif watch is None and (watch := runs.watch_of(folder)):
+    elif watch is None and (watch := runs.number_of(folder, "watch")):
         notes.append(f"its layers are looked at every {watch} updates, as before (--watch 0: not)")
     tell(notes)
     store = open_store(config)  # before the bar of the training
@@ -193,10 +191,10 @@ def train(
         task = tasks.find(config.task)
         loss = f"{last['valid_nll']:.4f} nats {task.unit}" if last else ""
         told = f"valid loss {loss}, best checkpoint {best}" if last else "not evaluated"
-        answer.print(f"{folder}: {told}", soft_wrap=True, markup=False)
+        answer.print(f"{folder}: {told}")
         to = " --to LANGUAGE" if len(targets(store.data.directions)) > 1 else ""
         uses = "".join(f", or echo … | leadline {command} {folder}{to}" for command in task.commands)
-        answer.print(f"next: leadline evaluate {folder}{uses}", soft_wrap=True)
+        answer.print(f"next: leadline evaluate {folder}{uses}")
 
 
 @app.command()
@@ -221,11 +219,13 @@ def evaluate(
     --set they get a file of their own there. With many languages they are a table
     by direction, without a loss if --directions selects some.
     """
+    from leadline.data.store import holds
+
     world = join()
     trained = load_run(run, which, device, assignments, allow_code, ("decode", "data"))
     if directions and not trained.tokenizer.config.directions:
         raise UserError(f"--directions is for a run of many languages, and {run} is not one: leave it out")
-    with counting(counted(trained.config)) as progress:
+    with counting(holds(trained.config.data.source)) as progress:
         task = trained.task(progress)
     if world.grouped:
         world.require_alike(trained.own(data=task.store.manifest["sha256"], split=split, directions=directions))
@@ -332,4 +332,4 @@ def _print_facts(facts: Facts, as_json: bool) -> None:
         print_json(facts)
         return
     for key, value in facts.items():
-        answer.print(f"{key:<26}{number(value, 0 if key == 'skipped' else 4)}", soft_wrap=True)
+        answer.print(f"{key:<26}{number(value, 0 if key == 'skipped' else 4)}")

@@ -31,10 +31,9 @@ def print_by_direction(facts: Facts) -> None:
         table("by origin, means over directions", columns, told)
         answer.print()
     for signature, names in facts["signatures"].items():
-        answer.print(f"{signature}: {names}", soft_wrap=True)
+        answer.print(f"{signature}: {names}")
     answer.print(
         "off-target: the share of outputs that are empty or that a language identifier takes for another language; it "
         f"is right in {facts['identifier_accuracy']:.1%} of held-out lines; of references: how often it is wrong on "
-        "the references\n",
-        soft_wrap=True,
+        "the references\n"
     )

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,12 +34,12 @@ from leadline import config as configuration
 from leadline import machine
 from leadline.config import DataConfig
 from leadline.data.documents import Documents, Paragraph
-from leadline.data.making import Unfinished
+from leadline.data.making import Progress, Unfinished
 from leadline.data.ngram import baseline
 from leadline.data.sentences import splitter
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
-from leadline.files import read_json, sync, write_json
+from leadline.files import Facts, read_json, write_json, write_text, written
 
 BLOCK = 1 << 23  # characters of a shard
 CHUNK = 2048  # sentences encoded at once
@@ -109,15 +109,13 @@ def blocks(paragraphs: Iterable[Paragraph]) -> Iterator[Block]:
         yield block
 
 
-def build(folder: Path, config: DataConfig, source: Documents, progress: Any) -> dict[str, Any]:
+def build(folder: Path, config: DataConfig, source: Documents, progress: Progress) -> Facts:
     """Fill a folder, or go on filling it; what the manifest says of it."""
     progress("looking through the text", 0)
     surveyed = survey(source, config)
     if not (folder / "tokenizer.json").exists():
         lines = _sample(source, config, surveyed, progress)
-        learn(lines, config, documents=True).save(str(folder / "tokenizer.json.tmp"))
-        sync(folder / "tokenizer.json.tmp")
-        (folder / "tokenizer.json.tmp").rename(folder / "tokenizer.json")
+        write_text(folder / "tokenizer.json", learn(lines, config, documents=True).to_str(pretty=True))
     write_json(folder / "work.json", {"data": configuration.to_dict(config), "documents": surveyed.documents})
     todo = (
         {"number": number, "documents": block}
@@ -145,7 +143,7 @@ def lines(source: Documents) -> Iterator[str]:
     return (text for _, text in source.paragraphs())
 
 
-def _sample(source: Documents, config: DataConfig, surveyed: Survey, progress: Any) -> Iterator[str]:
+def _sample(source: Documents, config: DataConfig, surveyed: Survey, progress: Progress) -> Iterator[str]:
     """What the vocabulary is learnt on: paragraphs of train at equal distances."""
     distance = math.ceil(surveyed.characters / LEARN_ON)
     for number, (document, text) in enumerate(source.paragraphs()):
@@ -159,10 +157,10 @@ def _marker(folder: Path, number: int) -> Path:
     return folder / f"block-{number:05d}.json"
 
 
-def _totals(folder: Path) -> dict[str, Any]:
+def _totals(folder: Path) -> Facts:
     """Of all blocks."""
     facts = [read_json(path) for path in sorted(folder.glob("block-*.json"))]
-    totals: dict[str, Any] = {}
+    totals: Facts = {}
     for split in ("train", "valid"):
         counts = [fact[split] for fact in facts]
         totals[split] = {"shards": [fact["number"] for fact in facts if fact[split]["documents"]]}
@@ -172,12 +170,12 @@ def _totals(folder: Path) -> dict[str, Any]:
     return totals
 
 
-def _alone(folder: Path, jobs: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _alone(folder: Path, jobs: Iterator[Facts]) -> Iterator[Facts]:
     encoder = _Encoder(folder)
     yield from (encoder.encode(job["number"], job["documents"]) for job in jobs)
 
 
-def _by_processes(folder: Path, jobs: Iterator[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
+def _by_processes(folder: Path, jobs: Iterator[Facts], count: int) -> Iterator[Facts]:
     """Each process is this module as a program: it reads a job a line, and answers a line."""
     here = str(Path(__file__).parents[2])
     environment = os.environ | {
@@ -185,9 +183,9 @@ def _by_processes(folder: Path, jobs: Iterator[dict[str, Any]], count: int) -> I
         "TOKENIZERS_PARALLELISM": "false",
     }
     idle: queue.Queue[subprocess.Popen[str]] = queue.Queue()
-    pending: list[Future[dict[str, Any]]] = []
+    pending: list[Future[Facts]] = []
 
-    def ask(process: subprocess.Popen[str], job: dict[str, Any]) -> dict[str, Any]:
+    def ask(process: subprocess.Popen[str], job: Facts) -> Facts:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -233,19 +231,20 @@ class _Encoder:
     def __init__(self, folder: Path) -> None:
         work = read_json(folder / "work.json")
         self.folder, self.documents = folder, work["documents"]
-        self.config: DataConfig = configuration.from_dict(work["data"], DataConfig, "data.")
+        self.config = configuration.from_dict(work["data"], DataConfig, "data.")
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json", self.config)
         self.split = splitter(self.config.source_lang)
 
-    def encode(self, number: int, block: Block) -> dict[str, Any]:
+    def encode(self, number: int, block: Block) -> Facts:
         """Write the shard of a block; what it holds."""
-        facts: dict[str, Any] = {"number": number}
+        facts: Facts = {"number": number}
         for name, valid in (("train", False), ("valid", True)):
             documents = [d for d in block if is_valid(d[0], self.documents, self.config) == valid]
             shard = self._shard([paragraphs for _, paragraphs in documents])
             if len(shard.documents):
                 for part, array in shard._asdict().items():
-                    _save(self.folder / f"{name}-{number:05d}.{part}.npy", array)
+                    with written(self.folder / f"{name}-{number:05d}.{part}.npy") as file:
+                        np.save(file.buffer, array)
             facts[name] = {
                 "documents": len(shard.documents),
                 "sentences": len(shard.ends),
@@ -287,16 +286,6 @@ def ended(shard: Shard, end: int) -> Shard:
     is_last[lasts] = 1
     tokens = np.insert(shard.tokens, shard.ends[lasts].astype(np.int64), end)
     return Shard(tokens, (shard.ends + np.cumsum(is_last)).astype(np.uint32), shard.documents)
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    """Whole or absent, whoever else writes the same."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        np.save(file, array)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def read(folder: Path, name: str, numbers: Iterable[int]) -> list[Shard]:

@@ -26,12 +26,27 @@ _TITLE = re.compile(r"\s*=\s*([^=\s](?:.*[^=\s])?)\s*=\s*")
 _HEADING = re.compile(r"\s*(?:=\s*){2,}([^=]+?)(?:\s*=){2,}\s*")
 
 
-class Documents(Protocol):
-    config: DataConfig
+class Text(Protocol):
+    """What a source of any kind has."""
+
+    config: DataConfig  # with the languages that the text has
 
     def fingerprint(self) -> str:
         """Changes when the text changes."""
 
+
+class Divided(Text, Protocol):
+    """Text that comes in splits."""
+
+    def splits(self) -> tuple[str, ...]:
+        """Those that exist: always train and valid."""
+
+    def notes(self) -> list[str]:
+        """What people should know of how it is read, a sentence each."""
+        return []
+
+
+class Documents(Text, Protocol):
     def paragraphs(self) -> Iterator[Paragraph]:
         """From the beginning; UserError where it is damaged."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leadline.errors import UserError
+from leadline.errors import UserError, first_line
 
 
 def load(name: str, needed: Sequence[str] = ("train", "valid")) -> dict[str, Any]:
@@ -22,10 +22,7 @@ def load(name: str, needed: Sequence[str] = ("train", "valid")) -> dict[str, Any
         else:
             loaded = datasets.load_dataset(path, subset or None)
     except Exception as error:
-        reason = str(error).strip().splitlines()
-        raise UserError(
-            f"the Hugging Face dataset {name!r} cannot be loaded: {reason[0] if reason else error!r}"
-        ) from None
+        raise UserError(f"the Hugging Face dataset {name!r} cannot be loaded: {first_line(error)}") from None
     splits = {"valid" if split == "validation" else split: rows for split, rows in loaded.items()}
     for split in needed:
         if split not in splits:

@@ -11,33 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from leadline.config import DataConfig
+from leadline.data.making import Progress
 from leadline.data.tables import Example, Examples
 from leadline.data.tokenizer import Tokenizer, clean, learn
 from leadline.errors import UserError
+from leadline.files import Facts
 
 
-def build(folder: Path, config: DataConfig, source: Examples, progress: Any) -> dict[str, Any]:
+def build(folder: Path, config: DataConfig, source: Examples, progress: Progress) -> Facts:
     """Fill a folder; what the manifest says of it."""
     splits = {}
     for split in source.splits():
         splits[split] = list(source.examples(split))
         progress(f"reading {split}", len(splits[split]))
     labels = _labels(splits["train"], config)
-    bpe = learn(_texts(splits["train"], config), config, documents=True)
-    bpe.save(str(folder / "tokenizer.json"))
-    tokenizer = Tokenizer(bpe, config)
+    tokenizer = Tokenizer(learn(_texts(splits["train"], config), config, documents=True), config)
+    tokenizer.save(folder)
     facts = {split: _encode(folder, split, examples, labels, tokenizer) for split, examples in splits.items()}
-    return {
-        "labels": labels,
-        "vocab_size": tokenizer.vocab_size,
-        "splits": facts,
-        "notes": source.notes(),
-    }
+    return {"labels": labels, "vocab_size": tokenizer.vocab_size, "splits": facts, "notes": source.notes()}
 
 
 def lines(source: Examples) -> Iterator[str]:
@@ -65,9 +60,7 @@ def _order(label: str) -> tuple[float, str]:
     return number if math.isfinite(number) else math.inf, label
 
 
-def _encode(
-    folder: Path, split: str, examples: list[Example], labels: list[str], tokenizer: Tokenizer
-) -> dict[str, Any]:
+def _encode(folder: Path, split: str, examples: list[Example], labels: list[str], tokenizer: Tokenizer) -> Facts:
     numbers = {label: number for number, label in enumerate(labels)}
     for example in examples:
         if example.label not in numbers:

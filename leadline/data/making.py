@@ -12,6 +12,8 @@ from leadline import machine
 from leadline.errors import UserError
 from leadline.files import sync
 
+Progress = Callable[[str, int], None]  # what is being done, and how many more of it are done
+
 
 class Unfinished(UserError):
     """A preparation was stopped, and the next goes on with what is there."""
@@ -23,7 +25,7 @@ def make(
     resumes: bool,
     is_made: Callable[[], bool],
     fill: Callable[[Path], None],
-    progress: Callable[[str, int], None],
+    progress: Progress,
 ) -> None:
     """Fill a hidden folder and rename it, unless another process does so meanwhile.
 
@@ -75,7 +77,7 @@ def _replace(folder: Path, building: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, progress: Callable[[str, int], None]) -> Iterator[None]:
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock of that name: who had it before removed the file, so the one locked may not be that any more."""
     while True:
         with path.open("w") as file:

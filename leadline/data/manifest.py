@@ -15,7 +15,7 @@ from leadline import machine
 from leadline.data.remembered import remembered
 from leadline.data.sources import FORMS
 from leadline.errors import UserError
-from leadline.files import checksum, read_json, sha256
+from leadline.files import Facts, checksum, read_json, sha256
 
 FORMAT = 1
 # What manifests hold; those of earlier versions lack the last six, only those of language models have trigrams and only
@@ -36,7 +36,7 @@ class Damaged(UserError):
         super().__init__(f"{self.what}: prepare the data again")
 
 
-def write(folder: Path, facts: dict[str, Any]) -> None:
+def write(folder: Path, facts: Facts) -> None:
     """Of all the other files that are there; one that an earlier attempt has left is written anew."""
     hashes = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.name != "manifest.json"}
     manifest = {"format": FORMAT, **facts, "sha256": hashes}
@@ -44,7 +44,7 @@ def write(folder: Path, facts: dict[str, Any]) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> Facts:
     path = folder / "manifest.json"
     try:
         manifest = read_json(path)
@@ -105,7 +105,7 @@ def _are_counts(counts: Any, holds: str, files: int) -> bool:
     return numbers(plain) and counts["shards"] <= files and numbers(counts.get("tokens"), 2)
 
 
-def check(folder: Path, manifest: dict[str, Any], again: bool = False) -> None:
+def check(folder: Path, manifest: Facts, again: bool = False) -> None:
     """Compare every file with its hash, or remember that this was done; `again`: read them all."""
     paths = [folder / name for name in manifest["sha256"]]
 

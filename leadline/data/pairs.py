@@ -22,6 +22,7 @@ from typing import Protocol
 
 from leadline.config import DataConfig
 from leadline.data import hub, numerals
+from leadline.data.documents import Divided
 from leadline.data.holdout import held_out
 from leadline.data.remembered import fingerprint
 from leadline.data.text import lines_of
@@ -32,20 +33,9 @@ Pair = tuple[str, str]
 Stream = tuple[str, str, Iterator[Pair]]  # from a language, into a language, the pairs
 
 
-class Pairs(Protocol):
-    config: DataConfig  # with the languages that the text has
-
-    def fingerprint(self) -> str:
-        """Changes when the sentences change."""
-
+class Pairs(Divided, Protocol):
     def pairs(self, split: str) -> Iterator[Pair]:
         """The split from its beginning; UserError where it is damaged."""
-
-    def splits(self) -> tuple[str, ...]:
-        """Those that exist: always train and valid."""
-
-    def notes(self) -> list[str]:
-        """What people should know of how it is read, a sentence each."""
 
     def streams(self, split: str) -> Iterator[Stream]:
         """The pairs of a split by direction, of which most sources have one."""
@@ -67,9 +57,6 @@ class Numerals(Pairs):
 
     def splits(self) -> tuple[str, ...]:
         return SPLITS
-
-    def notes(self) -> list[str]:
-        return []
 
     def pairs(self, split: str) -> Iterator[Pair]:
         if self.sizes[split] > self.KEPT:
@@ -230,9 +217,6 @@ class HuggingFace(Pairs):
 
     def splits(self) -> tuple[str, ...]:
         return tuple(s for s in SPLITS if s in self.data)
-
-    def notes(self) -> list[str]:
-        return []
 
     def fingerprint(self) -> str:
         return " ".join(self.data[s]._fingerprint for s in self.splits())

@@ -25,18 +25,20 @@ import numpy as np
 from leadline.config import DataConfig
 from leadline.data.directions import ends, targets, unseen
 from leadline.data.flat import Flat, spans
+from leadline.data.making import Progress
 from leadline.data.many import FLORES, Many
 from leadline.data.pairs import Pair, Pairs
 from leadline.data.sampling import counts
 from leadline.data.tokenizer import Tokenizer, clean, learn, tag
 from leadline.errors import UserError
+from leadline.files import Facts
 
 SHARD_TOKENS = 1 << 24  # what is held in memory before it is written
 CHUNK = 4096  # pairs encoded at once
 LEARN_ON = 2_000_000  # the BPE is learnt on this many pairs at the most
 
 
-def build(folder: Path, config: DataConfig, source: Pairs, progress: Any) -> dict[str, Any]:
+def build(folder: Path, config: DataConfig, source: Pairs, progress: Progress) -> Facts:
     """Fill a folder with pairs; what the manifest says of it."""
     bpe = learn(_sentences(source, config, progress), config, languages=targets(config.directions))
     given = Path(config.vocabulary).expanduser()
@@ -57,7 +59,7 @@ def lines(source: Pairs) -> Iterator[str]:
     return itertools.chain.from_iterable(source.pairs("train"))
 
 
-def _sentences(source: Pairs, config: DataConfig, progress: Any) -> Iterator[str]:
+def _sentences(source: Pairs, config: DataConfig, progress: Progress) -> Iterator[str]:
     """What the BPE is learnt on: of many languages, lines of each in proportion to its lines^(1/temperature)."""
     progress("learning BPE", 0)
     if config.directions:
@@ -103,7 +105,7 @@ def _every(folder: Path, source: Many) -> dict[str, dict[str, int]]:
     return {FLORES: {d: len(rows) for d in known if {*ends(d)} <= source.flores.keys()}}
 
 
-def _encode(folder: Path, split: str, source: Pairs, tokenizer: Tokenizer, progress: Any) -> dict[str, Any]:
+def _encode(folder: Path, split: str, source: Pairs, tokenizer: Tokenizer, progress: Progress) -> Facts:
     """Write a split; counts what it holds and what was left out."""
     parts, lengths = [tokenizer.stored(np.zeros(0, np.int64))], [np.zeros((0, 2), np.int64)]
     rows = empty = shards = waiting = 0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from leadline.config import DataConfig
 from leadline.data.sources import parse
+from leadline.files import Facts
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def corpus_of(data: DataConfig) -> Corpus | None:
     return IWSLT14 if as_recipe or "iwslt14" in name else None
 
 
-def compared(data: DataConfig, splits: dict[str, Any]) -> list[str]:
+def compared(data: DataConfig, splits: Facts) -> list[str]:
     """One sentence, if the data is meant to be a published corpus: as many lines, or which split has not."""
     corpus = corpus_of(data)
     if corpus is None:

@@ -11,14 +11,13 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from leadline.errors import UserError
-from leadline.files import checksum, read_json
+from leadline.files import checksum, read_json, write_text
 
 SETTLED = 2.0  # seconds after its last change from which a file is known by its times
 
@@ -41,7 +40,8 @@ def remembered(what: str, files: Sequence[Path], compute: Callable[[], Any]) -> 
     if before == _times(files) and newest < (time.time() - SETTLED) * 1e9:
         entry = {"of": [names, before], "value": value, "checksum": checksum([[names, before], value])}
         with contextlib.suppress(OSError):
-            _write(place, json.dumps(entry))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_text(place, json.dumps(entry))
     return value
 
 
@@ -52,15 +52,6 @@ def _times(files: Sequence[Path]) -> list[list[int]]:
         if stat.S_ISFIFO(s.st_mode):  # whoever opens it waits, perhaps for ever
             raise UserError(f"{path} is a pipe, and data is read more than once: write it to a file")
     return [[s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in stats]
-
-
-def _write(place: Path, text: str) -> None:
-    """Under a name nobody else has, then renamed: other processes may write the same."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=place.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(temporary).replace(place)
 
 
 def fingerprint(start: bytes, files: Sequence[tuple[str, Path]]) -> str:

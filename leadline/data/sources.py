@@ -19,6 +19,7 @@ from leadline.data.pairs import HuggingFace, Numerals, TextFolder
 from leadline.data.python_docs import PythonDocs
 from leadline.data.tables import SameMeaning, Table
 from leadline.errors import UserError
+from leadline.files import Facts
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Form:
 
     words: str  # for people
     needed: str  # how a user gives such data
-    build: Callable[[Path, DataConfig, Any, Any], dict[str, Any]]  # fill a folder; what its manifest says
+    build: Callable[[Path, DataConfig, Any, Any], Facts]  # fill a folder; what its manifest says
     read: Callable[[Path, str, Any], Any]  # a split of such a folder
     lines: Callable[[Any], Iterator[str]]  # the text that is learnt from, to look at
     resumes: bool = False  # a preparation that was killed is gone on with

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from leadline import config as configuration
 from leadline.config import DataConfig
 from leadline.data import corpus, published
 from leadline.data import manifest as manifests
+from leadline.data.making import Progress as Progress
 from leadline.data.making import make
 from leadline.data.manifest import FORMAT, Damaged
 from leadline.data.pairs import Pair
@@ -38,8 +39,6 @@ UNTOKENISED = (
     "the text looks raw (punctuation is attached to words), and data.text=tokenized splits it at spaces only: "
     "use data.text=raw or moses"
 )
-
-Progress = Callable[[str, int], None]  # what is being done, and how many more pairs are done
 
 
 def prepare(config: DataConfig, out: Path | None = None, progress: Progress = lambda what, done: None) -> Path:
@@ -56,7 +55,8 @@ def prepare(config: DataConfig, out: Path | None = None, progress: Progress = la
     pair = "many" if config.directions else f"{config.source_lang}-{config.target_lang}"
     name = pair if source.holds == "pairs" else source.holds
     folder = out.resolve() if out else cache_folder() / f"{name}-{key[:16]}"
-    if out and folder.exists() and not (folder / "manifest.json").exists() and not _is_empty_folder(folder):
+    used = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    if out and used and not (folder / "manifest.json").exists():
         raise UserError(f"{folder} exists and is not prepared data: choose another folder")
 
     def is_made() -> bool:
@@ -85,18 +85,14 @@ def _key(config: DataConfig, holds: str, fingerprint: str) -> str:
     options = configuration.without_neutral(config) | {"source": ""}
     parts: list[Any] = [FORMAT, options, fingerprint]
     if vocabulary := options.pop("vocabulary"):
-        path = _existing(Path(vocabulary).expanduser())
+        path = Path(vocabulary).expanduser()
+        if not path.is_file():
+            raise UserError(f"data.vocabulary: {path} is not a file that exists: give a tokenizer.json")
         parts += [sha256(path), *(sha256(beside) for beside in [path.with_name(TARGET)] if beside.exists())]
     if holds != "examples":
         for column in ("first", "second", "label"):
             del options[column]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise UserError(f"data.vocabulary: {path} is not a file that exists: give a tokenizer.json")
-    return path
 
 
 def _is_made(folder: Path, key: str) -> bool:
@@ -108,10 +104,6 @@ def _is_made(folder: Path, key: str) -> bool:
         raise UserError(f"{folder} holds other data, of other text or options: choose another --out, or remove it")
     manifests.check(folder, manifest)
     return True
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def holds(source: str) -> str:
@@ -150,7 +142,7 @@ class Store:
         self.folder, self.asked = folder, asked
         self.manifest = manifests.read(folder)
         manifests.check(folder, self.manifest)
-        self.data: DataConfig = configuration.from_dict(self.manifest["data"], DataConfig, "data.")
+        self.data = configuration.from_dict(self.manifest["data"], DataConfig, "data.")
         self.tokenizer = Tokenizer.load(folder / "tokenizer.json", self.data)
 
     @property
@@ -168,8 +160,7 @@ class Store:
         return [*chosen, *self.manifest.get("notes", []), *published.compared(self.data, self.manifest["splits"])]
 
     def split(self, name: str, kind: str = "pairs") -> Split:
-        rows: Split = self._read(name, kind)
-        return rows
+        return self._read(name, kind)
 
     def labels(self, name: str) -> np.ndarray:
         """[rows] of a split of examples: which of manifest["labels"]."""
@@ -178,8 +169,7 @@ class Store:
             return np.load(self.folder / f"{name}.labels.npy")
 
     def documents(self, name: str) -> list[corpus.Shard]:
-        shards: list[corpus.Shard] = self._read(name, "documents")
-        return shards
+        return self._read(name, "documents")
 
     def _read(self, name: str, kind: str) -> Any:
         shards = self._shards(name, kind)

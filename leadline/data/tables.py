@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from leadline.config import DataConfig
 from leadline.data import numerals, same_meaning
+from leadline.data.documents import Divided
 from leadline.data.holdout import held_out
 from leadline.data.remembered import fingerprint
 from leadline.data.text import lines_of
@@ -36,23 +37,12 @@ class Example(NamedTuple):
     where: str  # it stands, for people
 
 
-class Examples(Protocol):
-    config: DataConfig
-
-    def fingerprint(self) -> str:
-        """Changes when the examples change."""
-
+class Examples(Divided, Protocol):
     def examples(self, split: str) -> Iterator[Example]:
         """The split from its beginning; UserError where it is damaged."""
 
-    def splits(self) -> tuple[str, ...]:
-        """Those that exist: always train and valid."""
 
-    def notes(self) -> list[str]:
-        """What people should know of how it is read, a sentence each."""
-
-
-class SameMeaning:
+class SameMeaning(Examples):
     def __init__(self, config: DataConfig) -> None:
         self.config = config
         self.sizes = {"train": config.size, "valid": 500, "test": 500}
@@ -63,9 +53,6 @@ class SameMeaning:
 
     def splits(self) -> tuple[str, ...]:
         return tuple(self.sizes)
-
-    def notes(self) -> list[str]:
-        return []
 
     def examples(self, split: str) -> Iterator[Example]:
         language, size = self.config.source_lang, self.sizes[split]
@@ -94,11 +81,8 @@ class Table:
             )
         self._held = [split for split in ("valid", "test") if config.holdout and not files.get(split)]
         self._unlabelled = None
-        if "test" in self._own and not self._has_labels(self._own["test"]):
+        if "test" in self._own and config.label not in next(rows_of(self._own["test"]), (0, {}))[1]:
             self._unlabelled = self._own.pop("test")  # as GLUE gives them out
-
-    def _has_labels(self, path: Path) -> bool:
-        return self.config.label in next(rows_of(path), (0, {}))[1]
 
     def splits(self) -> tuple[str, ...]:
         return tuple(split for split in NAMES if split in self._own or split in self._held)

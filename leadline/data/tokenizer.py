@@ -316,7 +316,7 @@ def _literal(rule: str) -> str:
 
 
 @functools.cache
-def _moses_tokenizer(language: str) -> Any:
+def _moses_tokenizer(language: str) -> Callable[[str], str]:
     from sacremoses import MosesTokenizer
 
     normalise, tokenise = _moses_normalizer(language), MosesTokenizer(lang=language).tokenize
@@ -324,7 +324,7 @@ def _moses_tokenizer(language: str) -> Any:
 
 
 @functools.cache
-def _moses_detokenizer(language: str) -> Any:
+def _moses_detokenizer(language: str) -> Callable[[list[str]], str]:
     from sacremoses import MosesDetokenizer
 
     return MosesDetokenizer(lang=language).detokenize

@@ -138,4 +138,4 @@ def _on_line(points: Sequence[tuple[int, float, float]], depth: float) -> tuple[
 
 def _constants(layers: int, arch: Architecture) -> dict[str, float]:
     counts = {"encoder-decoder": (layers, layers), "encoder": (layers, 0), "decoder": (0, layers)}[arch]
-    return {name: prediction.value for name, prediction in theory.deepnet_constants(*counts).items()}
+    return theory.deepnet_constants(*counts)

@@ -22,7 +22,7 @@ import leadline
 from leadline import alarm, flight, pulse
 from leadline.diagnose import looking
 from leadline.diagnose.beside import Beside
-from leadline.errors import UserError
+from leadline.errors import UserError, first_line
 from leadline.files import reason, write_json
 from leadline.history import Row
 from leadline.metrics import Metrics
@@ -129,7 +129,7 @@ class Attached:
             if (self.update + 1) % self.every == 0:
                 self.looked = self.looker.look(args, kwargs)
         except Exception as error:  # the training goes on, whatever it is
-            self.only_follow(_first_line(error))
+            self.only_follow(first_line(error))
         finally:
             self.inside = False
 
@@ -177,7 +177,7 @@ class Attached:
             self.beside.listen(self.pulse.weights)
         except Exception as error:  # as with looks
             self.blind = True
-            self._tell(f"Watch cannot follow gradients and updates: {_first_line(error)}")
+            self._tell(f"Watch cannot follow gradients and updates: {first_line(error)}")
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self.pulse and not self.blind:
@@ -280,7 +280,3 @@ def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

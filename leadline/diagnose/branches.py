@@ -27,7 +27,7 @@ def describe(walker: Walker, index: int, start: int, skip: Walk, branch: int, pa
         add=index,
         skip=start,
         branch=branch,
-        where=node.module or (_module_of(weights[-1]) if weights else ""),
+        where=node.module or (weights[-1].rpartition(".")[0] or weights[-1] if weights else ""),
         sublayer="feed-forward" if not mixing else "cross-attention" if crosses else "attention",
         weights=tuple(dict.fromkeys(weights)),
         dim=node.shape[-1],
@@ -50,10 +50,6 @@ def describe(walker: Walker, index: int, start: int, skip: Walk, branch: int, pa
         queries=queries,
         values=values,
     )
-
-
-def _module_of(weight: str) -> str:
-    return weight.rpartition(".")[0] or weight
 
 
 def _mixes(walker: Walker, index: int) -> bool:

@@ -9,6 +9,7 @@ learns          the probability that it learns at that rate without warm-up (lea
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,7 @@ def measure(subject: Subject, rate: float) -> Compared:
 
 
 def _growth(subject: Subject, layers: nn.Module) -> float:
-    with Reader() as reader, probe.quiet(subject.model):
+    with closing(Reader()) as reader, probe.quiet(subject.model):
         streams = reader.streams(layers)
         subject.run(subject.batches[0])
     sizes = [float(norm) for (norm,) in streams.values()]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from leadline.files import Facts
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ class Connection:
     closed: bool = True  # the last of a stack: all that reads the stream reads it normalised
     placement: str = ""
 
+    @property
+    def place(self) -> Facts:
+        """For a record of what was measured there."""
+        return {"position": self.position, "stack": self.stack}
+
 
 def name_of(c: Connection) -> str:
     """The placement in the words of the field."""
@@ -68,6 +76,12 @@ def name_of(c: Connection) -> str:
     if c.after_branch:
         return "branch-norm"
     return "ReZero" if c.branch_learned else "no norm"
+
+
+def common(paths: Sequence[str]) -> str:
+    """The modules, by their dotted paths, that all of these lie in."""
+    columns = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, columns))
 
 
 def by_stack(connections: Sequence[Connection]) -> dict[str, list[Connection]]:

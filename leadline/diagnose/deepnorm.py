@@ -46,7 +46,7 @@ def expected(connections: Sequence[Connection]) -> dict[str, tuple[float, float]
             side = "decoder" if stack in decoders else "encoder"
         else:
             constants, side = theory.deepnet_constants(layers[stack], 0), "encoder"
-        result[stack] = (constants[f"{side}_alpha"].value, constants[f"{side}_beta"].value)
+        result[stack] = (constants[f"{side}_alpha"], constants[f"{side}_beta"])
     return result
 
 

@@ -23,7 +23,7 @@ from leadline.diagnose.stream import Norms, Reader
 from leadline.errors import UserError
 from leadline.model.block import Block
 from leadline.model.operations import PLAIN
-from leadline.model.precision import autocast
+from leadline.model.precision import autocast, evaluating
 
 
 class Drift:
@@ -84,13 +84,8 @@ class Drift:
     @torch.no_grad()
     def _output(self) -> Tensor:
         model, (args, keywords) = self.model, self.batch
-        training = model.training
-        model.eval()
-        try:
-            with model.using(PLAIN), autocast(next(model.parameters()).device, self.precision):
-                return model(*args, **keywords).float()
-        finally:
-            model.train(training)
+        with evaluating(model), model.using(PLAIN), autocast(next(model.parameters()).device, self.precision):
+            return model(*args, **keywords).float()
 
 
 def _size(x: Tensor) -> float:

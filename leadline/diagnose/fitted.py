@@ -42,13 +42,10 @@ def outside(connections: Sequence[Connection], facts: Mapping[str, Any]) -> list
         f"optimizer {facts.get('optimizer')}": facts.get("optimizer") != OPTIMIZER,
         "weights already trained" if start == "trained" else f"weights start at {start}": start not in ("", START),
         "data other than number words": facts.get("data") != DATA,
-        f"{_batches(facts)} to look at": facts.get("batches", BATCHES) < BATCHES,
+        f"{'one batch' if facts.get('batches') == 1 else 'two batches'} to look at": facts.get("batches", BATCHES)
+        < BATCHES,
     }
     return [said for said, differs in differences.items() if differs]
-
-
-def _batches(facts: Mapping[str, Any]) -> str:
-    return "one batch" if facts.get("batches") == 1 else "two batches"
 
 
 def hint(differences: Sequence[str]) -> str:

@@ -19,8 +19,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from leadline.data.making import Progress
 from leadline.diagnose import fitted, probe
 from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.probe import Loss, Subject
@@ -36,7 +37,6 @@ LOOKS = 5  # steps between two looks at the loss of a longer training
 REACH = 8  # doublings or halvings of the rate until the edge must have come
 MOST_RATES = REACH // 2 + 2  # the one asked for, those four times further each, and one between the last two
 FASTEST = 1e30  # rates above it are a mistake, and cannot be multiplied in float32
-Progress = Callable[[str, int], None]  # what is being done, and how many more are done
 
 
 def _silent(what: str, done: int) -> None: ...
@@ -189,13 +189,9 @@ def _require_usable(subject: Subject) -> None:
     for number, batch in enumerate(subject.batches):
         tensors = list(tensors_in(batch))
         if tensors and not any(t.numel() for t in tensors):
-            raise UserError(f"batch {number} is empty: it has a tensor of shape {_empty(tensors)}")
+            raise UserError(f"batch {number} is empty: it has a tensor of shape {tuple(tensors[0].shape)}")
         if any(t.isnan().any() for t in tensors if t.is_floating_point()):
             raise UserError(f"batch {number} holds NaN: look at how it is prepared")
-
-
-def _empty(tensors: Sequence[Tensor]) -> str:
-    return str(next(tuple(t.shape) for t in tensors if not t.numel()))
 
 
 def inspect_seeds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from leadline import notebook
 from leadline.diagnose import fitted, record
@@ -14,7 +14,9 @@ from leadline.diagnose.faults import Finding
 from leadline.diagnose.record import Record
 from leadline.diagnose.verdict import Verdict, longest_warmup
 from leadline.errors import UserError
-from leadline.files import read_json, write_json
+from leadline.files import Facts, read_json, write_json
+
+Part = TypeVar("Part", Connection, Finding, Verdict)
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Inspection:
     findings: Sequence[Finding]
     records: Sequence[Record]
     verdict: Verdict
-    facts: dict[str, Any]  # weights, optimizer, versions, device
+    facts: Facts  # weights, optimizer, versions, device
 
     def __str__(self) -> str:
         return "\n".join(lines(self))
@@ -60,7 +62,7 @@ def load(folder: str | Path) -> Inspection:
         raise UserError(f"{path} does not hold an inspection: {error}") from None
 
 
-def _built(kind: Any, row: dict[str, Any]) -> Any:
+def _built(kind: type[Part], row: Facts) -> Part:
     known = {field.name for field in fields(kind)}
     frozen = _tuples if kind is Connection else lambda value: value
     return kind(**{key: frozen(value) for key, value in row.items() if key in known})

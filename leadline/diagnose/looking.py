@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from leadline.diagnose.connection import Connection
+from leadline.diagnose.connection import Connection, common
 from leadline.diagnose.probe import Subject, quiet
 from leadline.diagnose.stream import token_norm
 from leadline.diagnose.trace import tensors_in
@@ -42,7 +41,7 @@ class Looker:
         """The connections of the model, from one run on this batch."""
         batch = _some(args, kwargs)
         subject = Subject(self.model, [batch], None, self.optimizer, call=lambda m, given: m(*given[0], **given[1]))
-        with untouched(self.model):
+        with apart():
             connections = subject.connections
         subject.batches = []
         self.subject = subject
@@ -53,7 +52,7 @@ class Looker:
         return connections
 
     def look(self, args: Any, kwargs: Any) -> Quantities:
-        """What QUANTITIES of `leadline.diagnose.watch` say of streams, on this batch."""
+        """What docs/watch.md says of streams, on this batch."""
         if self.subject is None:
             self.find(args, kwargs)
         try:
@@ -77,7 +76,7 @@ class Looker:
         def take(at: int, tensors: list[Tensor]) -> list[Tensor]:
             return _measured(kinds[at] if kinds[at] in LOGITS else nodes[at].op, tensors)
 
-        with untouched(self.model), quiet(self.model), self.subject.reading(wanted, take):
+        with apart(), quiet(self.model), self.subject.reading(wanted, take):
             self.subject.run(batch)
         read: Quantities = {}
         for c in self.subject.connections:
@@ -136,20 +135,10 @@ def require_whole(model: nn.Module) -> None:
 
 def names_of(connections: Sequence[Connection]) -> list[str]:
     """What each connection adds, by the module that holds its weights, or by where it adds and the kind of sublayer."""
-    homes = [_common([w.rpartition(".")[0] for w in c.weights]) for c in connections]
+    homes = [common([w.rpartition(".")[0] for w in c.weights]) for c in connections]
     unclear = [homes.count(h) > 1 or any(o != h and o.startswith(f"{h}.") for o in homes) or not h for h in homes]
     names = [f"{h or c.where}.{c.sublayer}" if u else h for c, h, u in zip(connections, homes, unclear, strict=True)]
     return [name if names.count(name) == 1 else f"{name}.{i}" for i, name in enumerate(names)]
-
-
-def _common(paths: Sequence[str]) -> str:
-    parts = zip(*(path.split(".") for path in paths), strict=False)
-    shared = []
-    for column in parts:
-        if len(set(column)) > 1:
-            break
-        shared.append(column[0])
-    return ".".join(shared)
 
 
 def _some(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -169,19 +158,12 @@ def _first(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Within it the model can be run without a trace: random states, buffers and autocast's cache are as they were."""
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    state, cached = random.getstate(), torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # what is cast here is not for the update
-    stance = torch.compiler.set_stance("force_eager")
+def apart() -> Iterator[None]:
+    """Within it nothing is compiled, and what autocast casts is not kept for the update."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
     try:
-        with stance:
+        with torch.compiler.set_stance("force_eager"):
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)
-        random.setstate(state)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ def find_norms(model: nn.Module, run: Callable[[], object]) -> dict[nn.Module, N
         except Exception:  # not a function of its first argument alone
             return
 
-    with Reader() as reader, evaluated(model):
+    with closing(Reader()) as reader, evaluated(model):
         for module in model.modules():
             weights = list(module.parameters())
             if module is not model and len(weights) <= 3:

@@ -29,6 +29,7 @@ from leadline.diagnose.record import Record
 from leadline.diagnose.state import buffers_kept, restored, seeded
 from leadline.diagnose.stream import evaluated, token_norm
 from leadline.errors import Unfit, UserError, first_line
+from leadline.files import Facts
 from leadline.rates import diversity
 
 Loss = Callable[[Any, Any], Tensor]  # of the model's output and the batch
@@ -93,8 +94,7 @@ class Subject:
     @cached_property
     def _traced(self) -> tuple[trace.Graph, dict[nn.Module, Norm]]:
         with quiet(self.model):
-            graph, norms, _ = trace.trace(self.model, lambda: self.run(self.batches[0]))
-        return graph, norms
+            return trace.trace(self.model, lambda: self.run(self.batches[0]))
 
     @cached_property
     def connections(self) -> list[Connection]:
@@ -254,7 +254,7 @@ def _streams(subject: Subject, seed: int) -> list[Record]:
         subject.run(subject.batches[0])
     records: list[Record] = []
     for c in connections:
-        at: dict[str, Any] = {"position": c.position, "stack": c.stack, "seed": seed}
+        at = c.place | {"seed": seed}
         left, right, result = wanted[c.add]
         branch = right if nodes[c.add].inputs[1] == c.branch else left
         records += [
@@ -289,11 +289,9 @@ def gradients(subject: Subject, seed: int, most: int | None = None) -> list[Reco
                     sums[name] = sums[name] + gradient if name in sums else gradient.clone()
                     norms[name] += float(gradient.norm())
     count = len(batches)
-    place = {w: c for c in reversed(subject.connections) for w in c.weights}
-    records = []
+    places, records = {w: c.place for c in reversed(subject.connections) for w in c.weights}, []
     for name, p in weights.items():
-        c = place.get(name)
-        at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else "", "seed": seed}
+        at = places.get(name, {}) | {"seed": seed}
         records.append(Record("weight_norm", float(p.detach().float().norm()), name, **at))
         if name in sums:
             records.append(Record("grad_norm_of_mean", float(sums[name].norm()) / count, name, **at))
@@ -346,17 +344,14 @@ def rollout(
     records: list[Record] = []
     connections = subject.connections
     weights = [(name, p) for name, p in subject.model.named_parameters() if p.requires_grad]
-    place = {w: c for c in reversed(connections) for w in c.weights}
-    before = start
+    before, places = start, {w: c.place for c in reversed(connections) for w in c.weights}
     with restored(subject.model, subject.optimizer) as first_weights:
         for step, loss in enumerate(training(subject, rate, steps), start=1):
+            whole: Facts = {"step": step, "seed": seed, "rate": rate}
             for name, p in weights if step == 1 else ():
-                c = place.get(name)
-                at: dict[str, Any] = {"position": c.position if c else -1, "stack": c.stack if c else ""}
                 moved = float((p.detach().float() - first_weights[p].float()).norm())
-                records.append(Record("update_norm", moved, name, step=step, seed=seed, rate=rate, **at))
+                records.append(Record("update_norm", moved, name, **places.get(name, {}), **whole))
             after = look(subject, shown)
-            whole: dict[str, Any] = {"step": step, "seed": seed, "rate": rate}
             records += [
                 Record("loss", loss, **whole),
                 Record("shown_loss", after.loss, **whole),
@@ -364,7 +359,7 @@ def rollout(
                 Record("step_change", relative_change(after.output, before.output), **whole),
             ]
             for c, stream, first in zip(connections, after.streams, start.streams, strict=True):
-                at = {"where": c.where, "position": c.position, "stack": c.stack, **whole}
+                at = {"where": c.where, **c.place, **whole}
                 records.append(Record("hidden_change", relative_change(stream, first), **at))
                 records.append(Record("diversity", diversity(stream), **at))
             before = after

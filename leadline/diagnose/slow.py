@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from leadline.alarm import COLLAPSED
+from leadline.alarm import collapsed
 from leadline.diagnose.timeline import Cause, Timeline
 from leadline.flight import EMBEDDINGS, NORMS
 from leadline.history import Row
@@ -84,17 +84,16 @@ def _not_finite(t: Timeline) -> Iterator[Cause]:
 
 def _collapse(t: Timeline) -> Iterator[Cause]:
     for look in t.looks:
-        for name in _layers_of(look, "diversity"):
-            value = look[f"watch/diversity/{name}"]
-            if value is not None and value < COLLAPSED:
-                yield Cause(
-                    "collapse", name, int(look["update"]),
-                    f"at update {look['update']} the tokens behind {name} are almost identical: {value:.1%} of "
-                    f"their norm differs",
-                    "the model has collapsed and seldom recovers: begin again with more warm-up, a lower rate or "
-                    "another placement of the norm",
-                )  # fmt: skip
-                return
+        if found := collapsed(look):
+            name, value = found
+            yield Cause(
+                "collapse", name, int(look["update"]),
+                f"at update {look['update']} the tokens behind {name} are almost identical: {value:.1%} of "
+                f"their norm differs",
+                "the model has collapsed and seldom recovers: begin again with more warm-up, a lower rate or "
+                "another placement of the norm",
+            )  # fmt: skip
+            return
 
 
 def _logits(t: Timeline) -> Iterator[Cause]:

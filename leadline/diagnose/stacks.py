@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from leadline.diagnose.connection import Connection, by_stack
+from leadline.diagnose.connection import Connection, by_stack, common
 from leadline.diagnose.walk import Walker
 
 POOLING = {"mean", "cat", "concat", "stack", "sum", "amax"}  # what a norm may follow as well
@@ -210,9 +209,7 @@ def _named(linked: list[Connection]) -> list[Connection]:
         groups.setdefault(first[c.position], []).append(c)
     names: dict[int, str] = {}
     for start, members in groups.items():
-        columns = zip(*(c.where.split(".") for c in members), strict=False)
-        common = itertools.takewhile(lambda parts: len(set(parts)) == 1, columns)
-        name = ".".join(parts[0] for parts in common) or "stack"
+        name = common([c.where for c in members]) or "stack"
         while name in names.values():
             name += "'"
         names[start] = name

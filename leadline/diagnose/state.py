@@ -6,6 +6,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,17 +44,13 @@ def random_kept(holders: Iterable[object] = ()) -> Iterator[None]:
 def _random_of(value: object) -> Undo:
     """What puts a generator back to where it stands; of anything else, nothing."""
     if isinstance(value, torch.Generator):
-        state = value.get_state()
-        return lambda: value.set_state(state)
+        return partial(value.set_state, value.get_state())
     if isinstance(value, np.random.Generator):
-        held = value.bit_generator.state
-        return lambda: setattr(value.bit_generator, "state", held)
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
-        legacy = value.get_state()
-        return lambda: value.set_state(legacy)
+        return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
-        drawn = value.getstate()
-        return lambda: value.setstate(drawn)
+        return partial(value.setstate, value.getstate())
     return lambda: None
 
 

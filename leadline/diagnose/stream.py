@@ -1,6 +1,6 @@
 """The residual stream, read as a model runs: what trace, Watch, Drift and the comparison of placements look through.
 
-    with Reader() as reader:
+    with closing(Reader()) as reader:
         norms = reader.streams(model)       filled as the model runs; nothing is left behind
 
 Of our models the residual connections are known; `leadline.diagnose.trace` finds those of any other.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -67,12 +66,6 @@ class Reader:
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def token_norm(x: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ def recording(model: nn.Module, norms: dict[nn.Module, Norm], keep: Keep | None 
         if recorder.paused == 0:
             recorder.modules.pop()
 
-    with Reader() as reader:
+    with contextlib.closing(Reader()) as reader:
         for module in model.modules():
             reader.before(module, enter)
             reader.after(module, leave)
@@ -169,16 +169,13 @@ def recording(model: nn.Module, norms: dict[nn.Module, Norm], keep: Keep | None 
             recorder.alive.clear()
 
 
-def trace(model: nn.Module, run: Callable[[], Any]) -> tuple[Graph, dict[nn.Module, Norm], Any]:
-    """The graph of one run of the model, the norms it holds, and what the run returned."""
+def trace(model: nn.Module, run: Callable[[], object]) -> tuple[Graph, dict[nn.Module, Norm]]:
+    """The graph of one run of the model, and the norms it holds."""
     norms = find_norms(model, run)
     with recording(model, norms) as recorder, torch.enable_grad():  # to see where they are cut off
-        result = run()
-        for t in tensors_in(result):
-            if id(t) in recorder.node_of:
-                recorder.graph.output = recorder.node_of[id(t)]
-                break
-    return recorder.graph, norms, result
+        made = (recorder.node_of[id(t)] for t in tensors_in(run()) if id(t) in recorder.node_of)
+        recorder.graph.output = next(made, -1)
+    return recorder.graph, norms
 
 
 def sizes(model: nn.Module) -> dict[str, Size]:

@@ -301,7 +301,7 @@ def _remedies(judged: Judged, findings: Sequence[Finding]) -> list[str]:
         decoders = {c.stack for c in connections if c.sublayer == "cross-attention"}
         counts = [n for s, n in layers.items() if s not in decoders] + [n for s, n in layers.items() if s in decoders]
         constants = theory.deepnet_constants(counts[0], counts[1] if len(counts) > 1 and decoders else 0)
-        alphas = ", ".join(f"{name.replace('_', ' ')} {p.value:.3g}" for name, p in constants.items())
+        alphas = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in constants.items())
         steps.append(f"keep Post-LN's order but scale it as DeepNorm does ({alphas}), with warm-up")
     if names - {"Pre-LN", "Sandwich-LN", "Sub-LN"}:
         steps.append("put the norm before each sublayer (Pre-LN) and one norm at the end of each stack")

@@ -6,8 +6,8 @@
     ...
     watch.step(loss)                                                        after optimizer.step()
 
-The numbers go to metrics.jsonl and TensorBoard as watch/QUANTITY/LAYER. The alarm on the *update*, per unit of the
-learning rate, comes before the loss grows, and the gradient norm after.
+The numbers go to metrics.jsonl and TensorBoard as watch/QUANTITY/LAYER (docs/watch.md says what each is). The alarm on
+the *update*, per unit of the learning rate, comes before the loss grows, and the gradient norm after.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -35,20 +34,6 @@ from leadline.rates import token_diversity
 REMEMBERED = 20  # looks that "usual" is the median of
 ENOUGH = 5  # looks before the first alarm
 NORMAL = 0.67  # spreads from the median that half of all values lie within
-
-QUANTITIES = {
-    "grad": "norm of the gradient, before clipping",
-    "update": "norm of the change of the weights in one optimizer step",
-    "weight": "norm of the weights",
-    "ratio": "update over weight",
-    "hidden": "norm of the stream behind the residual connection, mean over tokens",
-    "branch": "norm of what the sublayer adds to the stream, mean over tokens",
-    "norm_input": "norm of the input of its first normalisation over √d, mean over tokens",
-    "norm_output": "the same of its output",
-    "diversity": "how much of the stream differs between tokens: 1 nothing in common, 0 all the same",
-    "logits": "the largest attention logit of a batch's first sequence",
-    "later": "in loops of yours: how much its first token takes from tokens after it; 0 where attention is causal",
-}
 
 
 class Watch:
@@ -107,9 +92,7 @@ class Watch:
         self._attached()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _attached(self) -> Attached:

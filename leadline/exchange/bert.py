@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from leadline.config import ModelConfig
 from leadline.exchange import folder as folders
-from leadline.exchange import formats
 from leadline.exchange.folding import as_post_ln
 from leadline.model import Transformer
 from leadline.model.layers import VocabularyHead
@@ -78,11 +77,6 @@ KEYS: dict[str, tuple[str, Any]] = {
 FIXED = {
     "decoder_layers": 0, "positions": "learned", "embed_norm": True, "embed_scale": False, "norm": "layer_norm"
 }  # fmt: skip
-
-
-def kind_of(config: ModelConfig) -> Kind:
-    """Which of theirs says exactly what this model does; a UserError where none does."""
-    return KINDS[formats.choose(config).name]
 
 
 def architecture(config: ModelConfig, kind: Kind) -> str:

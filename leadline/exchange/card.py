@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import leadline
 from leadline import evaluations, history
@@ -22,7 +21,7 @@ from leadline.data.sources import parse
 from leadline.diagnose import explain, inspection
 from leadline.errors import UserError
 from leadline.exchange import usage
-from leadline.files import to_json, write_text
+from leadline.files import Facts, to_json, write_text
 from leadline.placement import find
 from leadline.provenance import facts_of
 from leadline.training.checkpoint import is_imported
@@ -182,7 +181,7 @@ def _scores(run: Path, checkpoint: str) -> str:
     return "\n\n".join(parts) or "None were measured of this checkpoint."
 
 
-def _table(facts: dict[str, Any]) -> str:
+def _table(facts: Facts) -> str:
     rows = [
         f"| {_plain(arrow(row['direction']))} | {row['bleu']:.1f} | {row['chrf']:.1f} |"
         for row in facts["by_direction"]
@@ -195,7 +194,7 @@ def _table(facts: dict[str, Any]) -> str:
     return "\n".join([*heads, *rows, "", *lines])
 
 
-def _told(row: dict[str, Any]) -> list[str]:
+def _told(row: Facts) -> list[str]:
     numbers = {name: f"{value:,}" for name, value in row.items() if type(value) is int}
     numbers |= {name: f"{value:.4g}" for name, value in row.items() if isinstance(value, float)}
     signatures = {name: _plain(value) for name, value in row.items() if name.endswith("_signature")}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from leadline.errors import UserError
+from leadline.files import Facts
 
 
 class Kind(NamedTuple):
@@ -33,8 +34,8 @@ class Kind(NamedTuple):
     ffn_norm: str
     final: str
     keys: dict[str, tuple[str, Any]]  # theirs, ours, and what theirs is where config.json does not say
-    must: dict[str, Any]  # what only has a counterpart here at this value
-    fixed: dict[str, Any]  # ours
+    must: Facts  # what only has a counterpart here at this value
+    fixed: Facts  # ours
     names: dict[str, str]  # of theirs that are other names of theirs
     transposed: bool = False  # matrices are [inputs, outputs]
 

@@ -27,7 +27,7 @@ from leadline.exchange import folder as folders
 from leadline.exchange import formats
 from leadline.exchange.decoder_kinds import ACTIVATIONS, GPT2, KINDS, LLAMA, OPT, QWEN3, Kind, activation
 from leadline.exchange.folding import as_post_ln
-from leadline.files import write_json
+from leadline.files import Facts, write_json
 from leadline.model import Transformer
 from leadline.training.trained import Trained
 
@@ -121,7 +121,7 @@ def save(trained: Trained, out: Path) -> list[str]:
     return [f"a document begins with {text} here: put it before a prompt there too"]
 
 
-def describe(model: Transformer, kind: Kind) -> dict[str, Any]:
+def describe(model: Transformer, kind: Kind) -> Facts:
     """Their config.json, but for which token ends a text."""
     config = model.config
     described = {theirs: getattr(config, ours) for theirs, (ours, _) in kind.keys.items()} | {
@@ -150,7 +150,7 @@ def describe(model: Transformer, kind: Kind) -> dict[str, Any]:
     return described
 
 
-def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
+def load(folder: Path, described: Facts, out: Path) -> list[str]:
     """Make the run `out` of a folder; what was left out."""
     kind = KINDS[described["model_type"]]
     tokenizer = _tokenizer(folder)
@@ -164,14 +164,7 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     config = Config(
         task="causal_lm",
         model=shape,
-        data=DataConfig(
-            source=f"imported:{folder.absolute()}",
-            source_lang="en",
-            target_lang="en",
-            tokenizer="byte_bpe",
-            vocab_size=size,
-            vocabulary=str((out / "tokenizer.json").absolute()),  # of whatever data it is given
-        ),
+        data=DataConfig(**folders.data_of(folder, out, size, source_lang="en", target_lang="en", tokenizer="byte_bpe")),
         train=TrainConfig(updates=1, precision="fp32", label_smoothing=0.0),
     )
     model = Transformer(size, **configuration.to_dict(config.model))
@@ -182,7 +175,7 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     return notes + folders.left_out(left)
 
 
-def _model(described: dict[str, Any], kind: Kind, folder: Path) -> ModelConfig:
+def _model(described: Facts, kind: Kind, folder: Path) -> ModelConfig:
     def given(key: str, usual: Any) -> Any:
         value = described.get(key)
         return usual if value is None else value
@@ -216,9 +209,7 @@ def _model(described: dict[str, Any], kind: Kind, folder: Path) -> ModelConfig:
     if kind is LLAMA:
         values["bias"] = given("attention_bias", False)
         must["mlp_bias"] = values["bias"]
-    for key, value in must.items():
-        if given(key, value) != value:
-            raise UserError(f"{where}: {key}={described[key]!r} has no counterpart here, only {value!r}")
+    folders.require_values(described, must, folder)
     if kind.places:
         values["activation"] = activation(values["activation"], "activation_function", folder)
     tied = folders.flag(described, "tie_word_embeddings", bool(kind.places), folder)
@@ -226,7 +217,7 @@ def _model(described: dict[str, Any], kind: Kind, folder: Path) -> ModelConfig:
     return configuration.from_dict(values, ModelConfig, f"{where}: model.")
 
 
-def _rotary_theta(described: dict[str, Any], where: str) -> Any:
+def _rotary_theta(described: Facts, where: str) -> Any:
     key = "rope_scaling" if described.get("rope_scaling") else "rope_parameters"  # transformers believes the first
     rope = described.get(key) or {}
     if not isinstance(rope, dict):
@@ -253,7 +244,5 @@ def _tokenizer(folder: Path) -> Tokenizer:
     if not (folder / "tokenizer.json").exists():
         raise UserError(f"{folder} has no tokenizer.json: save the tokenizer with transformers' save_pretrained")
     tokenizer = Tokenizer.load(folder / "tokenizer.json", DataConfig())
-    tokenizer.bpe.no_padding()
-    tokenizer.bpe.no_truncation()
     _ = tokenizer.end_of_text  # refuses what is not byte-level
     return tokenizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as BPE
 from tokenizers import decoders as text_decoders
@@ -14,11 +13,10 @@ from leadline import config as configuration
 from leadline.config import Config, DataConfig, ModelConfig, TrainConfig
 from leadline.data.tokenizer import BERT_SPECIAL, Tokenizer
 from leadline.errors import UserError
-from leadline.exchange import bert, texts
+from leadline.exchange import bert, formats, texts
 from leadline.exchange import folder as folders
 from leadline.exchange.decoder_kinds import ACTIVATIONS, activation
-from leadline.exchange.formats import has_bare_output
-from leadline.files import write_json
+from leadline.files import Facts, write_json
 from leadline.model import Transformer
 from leadline.training.trained import Trained
 
@@ -28,13 +26,13 @@ SPECIAL_KEYS = dict(zip(("pad_token", "cls_token", "sep_token", "unk_token", "ma
 def save(trained: Trained, out: Path, labels: list[str] | None = None) -> list[str]:
     """Write a folder; what a user should know about it."""
     config, tokenizer = trained.model.config, trained.tokenizer
-    kind = bert.kind_of(config)
+    kind = bert.KINDS[formats.choose(config).name]
     pad = tokenizer.special("[PAD]")
     folders.require_empty(out)
-    theirs = bert.to_theirs(trained.model, kind, pad)
+    theirs, architecture = bert.to_theirs(trained.model, kind, pad), bert.architecture(config, kind)
     folders.save_weights(theirs, out)
     described = {theirs: getattr(config, ours) for theirs, (ours, _) in bert.KEYS.items()} | {
-        "architectures": [bert.architecture(config, kind)],
+        "architectures": [architecture],
         "model_type": kind.model_type,
         "vocab_size": trained.model.vocab_size,
         "max_position_embeddings": len(theirs[f"{kind.body}.embeddings.position_embeddings.weight"]),
@@ -50,15 +48,14 @@ def save(trained: Trained, out: Path, labels: list[str] | None = None) -> list[s
         described |= {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
     write_json(out / "config.json", described)
     notes = []
-    if has_bare_output(config):
-        notes.append(f"{bert.architecture(config, kind)} has no output matrix: it is left out")
+    if formats.has_bare_output(config):
+        notes.append(f"{architecture} has no output matrix: it is left out")
     if config.head == "linear" and not config.classes and not config.pooler:
         notes.append(
-            f"{bert.architecture(config, kind)} predicts no words: the output matrix, which is that of the embeddings, "
-            "has no place in it"
+            f"{architecture} predicts no words: the output matrix, which is that of the embeddings, has no place in it"
         )
     if config.pooler and not config.classes and (kind is bert.PRE or config.head == "bert"):
-        notes.append(f"{bert.architecture(config, kind)} has no pooler: it is left out")
+        notes.append(f"{architecture} has no pooler: it is left out")
     if config.head == "bert" and config.classes and kind is bert.PRE:
         notes.append("RoBERTa-PreLayerNorm has no next-sentence prediction: that head is left out")
     return notes + _save_tokenizer(tokenizer, config, out)
@@ -77,7 +74,7 @@ def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> lis
     return texts.save(tokenizer, out, "[CLS] $A [SEP]", pair, ["[CLS]", "[SEP]"], settings)
 
 
-def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
+def load(folder: Path, described: Facts, out: Path) -> list[str]:
     """Make the run `out` of a folder; what was left out."""
     kind = bert.KINDS[described["model_type"]]
     theirs = _weights(folder, kind)
@@ -89,13 +86,7 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     config = Config(
         task="masked_lm",
         model=_model(described, theirs, kind, pad, folder),
-        data=DataConfig(
-            source=f"imported:{folder.absolute()}",
-            source_lang="en",
-            target_lang="en",
-            vocab_size=size,
-            vocabulary=str((out / "tokenizer.json").absolute()),  # of whatever data it is given
-        ),
+        data=DataConfig(**folders.data_of(folder, out, size, source_lang="en", target_lang="en")),
         train=TrainConfig(updates=1, precision="fp32"),
     )
     model = Transformer(size, **configuration.to_dict(config.model))
@@ -123,9 +114,7 @@ def _weights(folder: Path, kind: bert.Kind) -> dict[str, Tensor]:
     return named
 
 
-def _model(
-    described: dict[str, Any], theirs: dict[str, Tensor], kind: bert.Kind, pad: int, folder: Path
-) -> ModelConfig:
+def _model(described: Facts, theirs: dict[str, Tensor], kind: bert.Kind, pad: int, folder: Path) -> ModelConfig:
     if described.get("is_decoder") or described.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(f"{folder}/config.json: only encoders with absolute positions can be imported")
     positions = described.get("max_position_embeddings", 512)
@@ -156,8 +145,6 @@ def _model(
 def _tokenizer(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").exists():
         bpe = Tokenizer.load(folder / "tokenizer.json", DataConfig()).bpe
-        bpe.no_padding()
-        bpe.no_truncation()
     elif (folder / "vocab.txt").exists():
         bpe = _word_pieces(folder)
     else:

@@ -16,6 +16,7 @@ from leadline import files
 from leadline.config import Config
 from leadline.data.tokenizer import TARGET, Tokenizer
 from leadline.errors import UserError
+from leadline.files import Facts
 from leadline.model import Transformer
 from leadline.model.layers import Linear
 from leadline.training import optim, saving
@@ -31,7 +32,7 @@ def architecture(folder: Path) -> str:
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "a model"
 
 
-def description(folder: Path) -> dict[str, Any]:
+def description(folder: Path) -> Facts:
     """config.json of a model that transformers itself has: code of a folder is never run."""
     path = folder / "config.json"
     described = read_json(path)
@@ -56,20 +57,28 @@ def _own_code(described: Any) -> set[str]:
     return named
 
 
-def by_own_names(described: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+def by_own_names(described: Facts, names: dict[str, str]) -> Facts:
     """Keys that are other names of keys, by `names`, as those: transformers believes them more than those."""
     said = {own: described[name] for name, own in names.items() if described.get(name) is not None}
     return {key: value for key, value in described.items() if key not in names} | said
 
 
-def flag(described: dict[str, Any], key: str, usual: bool, folder: Path) -> bool:
+def flag(described: Facts, key: str, usual: bool, folder: Path) -> bool:
     value = described.get(key)
     if value is not None and not isinstance(value, bool):
         raise UserError(f"{folder}/config.json: {key} must be true or false, not {value!r}")
     return usual if value is None else value
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def require_values(described: Facts, must: Facts, folder: Path) -> None:
+    """What only has a counterpart here at one value, where config.json says another."""
+    for key, value in must.items():
+        if described.get(key) not in (None, value):
+            where = f"{folder}/config.json"
+            raise UserError(f"{where}: {key}={described[key]!r} has no counterpart here, only {value!r}")
+
+
+def read_json(path: Path) -> Facts:
     try:
         value = files.read_json(path)
     except FileNotFoundError:
@@ -196,6 +205,12 @@ def left_out(names: Iterable[str]) -> list[str]:
     """A note on weights that were not used."""
     left = sorted(names)
     return [f"{len(left)} weights have no place in this model and are left out: {', '.join(left[:3])}"] if left else []
+
+
+def data_of(folder: Path, out: Path, vocab_size: int, **more: Any) -> Facts:
+    """The data options of an imported run: it has none, and its vocabulary is that of whatever it is given."""
+    given = {"source": f"imported:{folder.absolute()}", "vocab_size": vocab_size}
+    return given | {"vocabulary": str((out / "tokenizer.json").absolute())} | more
 
 
 def make_run(out: Path, config: Config, model: Transformer, tokenizer: Tokenizer) -> None:

@@ -17,12 +17,8 @@ from leadline.placement.admin import Admin, AdminConstant
 from leadline.placement.res_post_ln import ResPostLN
 
 TARGETS = {"huggingface": "transformers", "ctranslate2": "CTranslate2"}  # --to, and how people call it
-POST = (
-    PostLN,
-    DeepNorm,
-    Admin,
-    AdminConstant,
-)  # LN(s·x + f(x)): the factor goes into weights (leadline.exchange.folding)
+# LN(s·x + f(x)): the factor goes into weights (leadline.exchange.folding)
+POST = (PostLN, DeepNorm, Admin, AdminConstant)
 
 
 class Need(NamedTuple):

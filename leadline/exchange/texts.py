@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Regex, normalizers, processors
 from tokenizers import Tokenizer as BPE
 
 from leadline.data.tokenizer import Tokenizer
-from leadline.files import write_json
+from leadline.files import Facts, write_json
 
 SPACES = r"[\s\x1c-\x1f]+"  # what Python's split() splits at
 
 
 def save(
-    tokenizer: Tokenizer, out: Path, single: str, pair: str, special: list[str], settings: dict[str, Any] | None
+    tokenizer: Tokenizer, out: Path, single: str, pair: str, special: list[str], settings: Facts | None
 ) -> list[str]:
     """What leadline.data.tokenizer.clean does becomes its normaliser; what cannot be is said.
 

@@ -26,7 +26,7 @@ from leadline.exchange import folder as folders
 from leadline.exchange import formats, searches, texts, vocabulary
 from leadline.exchange.decoder_kinds import ACTIVATIONS, activation
 from leadline.exchange.folding import Scale, as_post_ln, scales_embeddings, stacks
-from leadline.files import write_json
+from leadline.files import Facts, write_json
 from leadline.model import Transformer
 from leadline.model.layers import Embed, Sinusoids
 from leadline.placement import PreLN, find
@@ -156,7 +156,7 @@ def save(trained: Trained, out: Path) -> list[str]:
     return notes
 
 
-def write_model(model: Transformer, out: Path, more: dict[str, Any]) -> str:
+def write_model(model: Transformer, out: Path, more: Facts) -> str:
     """Weights and config.json, with `more` in it; which of KINDS it is."""
     config = model.config
     name = formats.choose(config).name
@@ -190,23 +190,23 @@ def starts(tokenizer: Tokenizer) -> list[int]:
     return [tokenizer.special(tag(language)) for language in targets(data.directions)]
 
 
-def _numbers(tokenizer: Tokenizer) -> dict[str, Any]:
+def _numbers(tokenizer: Tokenizer) -> Facts:
     return NUMBERS | {"decoder_start_token_id": starts(tokenizer)[0]}
 
 
-def _generation(trained: Trained) -> dict[str, Any]:
+def _generation(trained: Trained) -> Facts:
     """How ours searches. Where several tokens may begin a target, none is given: the user says which."""
     decode = trained.config.decode
-    numbers: dict[str, Any] = _numbers(trained.tokenizer)
+    numbers: Facts = _numbers(trained.tokenizer)
     if len(starts(trained.tokenizer)) > 1:
         numbers |= {"bos_token_id": None, "decoder_start_token_id": None}
-    search: dict[str, Any] = {"num_beams": decode.beam, "max_new_tokens": trained.model.config.max_length}
+    search: Facts = {"num_beams": decode.beam, "max_new_tokens": trained.model.config.max_length}
     if decode.beam > 1:
         search |= {"early_stopping": True, "length_penalty": decode.length_penalty}
     return search | numbers
 
 
-def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
+def load(folder: Path, described: Facts, out: Path) -> list[str]:
     """Make the run `out` of a folder; what was left out."""
     kind = KINDS[described["model_type"]]
     theirs = {name: tensor.float() for name, tensor in folders.weights(folder).items()}
@@ -216,7 +216,7 @@ def load(folder: Path, described: dict[str, Any], out: Path) -> list[str]:
     notes = _choose_rows(theirs, rows, folder)
     config = Config(
         model=dataclasses.replace(shape, head="bias" if theirs["final_logits_bias"].any() else "linear"),
-        data=_data(described, own, folder, out, tokenizer.vocab_size),
+        data=_data(own, folder, out, tokenizer.vocab_size),
         train=TrainConfig(updates=1, precision="fp32"),
         decode=searches.decode(folder, described),
     )
@@ -288,15 +288,15 @@ def _choose_rows(theirs: dict[str, Tensor], rows: list[int], folder: Path) -> li
     return [f"{spare} rows of the vocabulary have no token and are left out"] if spare else []
 
 
-def _model(described: dict[str, Any], theirs: dict[str, Tensor], kind: Kind, folder: Path) -> ModelConfig:
+def _model(described: Facts, theirs: dict[str, Tensor], kind: Kind, folder: Path) -> ModelConfig:
     where = f"{folder}/config.json"
-    values: dict[str, Any] = {}
+    values: Facts = {}
     for key, (ours, usual) in KEYS.items():
         value = described.get(key)
         value = usual if value is None else value
         if values.setdefault(ours, value) != value:
             raise UserError(f"{where}: {key}={value} has no counterpart here, only {values[ours]}, that of the encoder")
-    must: dict[str, Any] = {
+    must: Facts = {
         "normalize_before": kind.final,
         "add_final_layer_norm": kind.final,
         "normalize_embedding": False,
@@ -305,9 +305,7 @@ def _model(described: dict[str, Any], theirs: dict[str, Tensor], kind: Kind, fol
         "is_causal": True,
         "decoder_vocab_size": described.get("vocab_size"),
     }
-    for key, value in must.items():
-        if described.get(key) not in (None, value):
-            raise UserError(f"{where}: {key}={described[key]!r} has no counterpart here, only {value!r}")
+    folders.require_values(described, must, folder)
     flags = ("share_encoder_decoder_embeddings", "tie_word_embeddings")
     shares, ties = (folders.flag(described, key, True, folder) for key in flags)
     values |= {
@@ -315,7 +313,7 @@ def _model(described: dict[str, Any], theirs: dict[str, Tensor], kind: Kind, fol
         "activation": activation(values["activation"], "activation_function", folder),
         "embeddings": ("tied" if shares else "output_tied") if ties else "separate",
     }
-    config: ModelConfig = configuration.from_dict(values, ModelConfig, f"{where}: model.")
+    config = configuration.from_dict(values, ModelConfig, f"{where}: model.")
     sinusoids = Sinusoids(config.max_length, config.dim).table
     tables = [table for name, table in theirs.items() if name.endswith("embed_positions.weight")]
     if any(table.shape == sinusoids.shape and (table - sinusoids).abs().max() > CLOSE for table in tables):
@@ -323,7 +321,7 @@ def _model(described: dict[str, Any], theirs: dict[str, Tensor], kind: Kind, fol
     return config
 
 
-def _data(described: dict[str, Any], own: dict[str, Any], folder: Path, out: Path, size: int) -> DataConfig:
+def _data(own: Facts, folder: Path, out: Path, size: int) -> DataConfig:
     """Languages and text as an export of ours says, or as OPUS-MT's tokenizer does."""
     path = folder / "tokenizer_config.json"
     settings = folders.read_json(path) if path.exists() else {}
@@ -331,14 +329,10 @@ def _data(described: dict[str, Any], own: dict[str, Any], folder: Path, out: Pat
     if len(languages) == 2 and len({*languages.values()}) == 1:  # sources are told from targets by their language
         languages = {"source_lang": "source", "target_lang": "target"}
     kept = _section(own, "data") or languages
-    values = {key: value for key, value in kept.items() if key in KEPT} | {
-        "source": f"imported:{folder.absolute()}",
-        "vocab_size": size,
-        "vocabulary": str((out / "tokenizer.json").absolute()),  # of whatever data it is given
-    }
+    values = {key: value for key, value in kept.items() if key in KEPT} | folders.data_of(folder, out, size)
     return configuration.from_dict(values, DataConfig, f"{folder}/config.json: data.")
 
 
-def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
+def _section(values: Facts, key: str) -> Facts:
     section = values.get(key)
     return section if isinstance(section, dict) else {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BPE
@@ -19,11 +18,12 @@ from leadline.data.tokenizer import SPECIAL, UNK, Tokenizer
 from leadline.errors import UserError
 from leadline.exchange import sentencepiece
 from leadline.exchange.folder import read_json
+from leadline.files import Facts
 
 LAST_RESORT = 1000.0  # less likely than the least likely piece
 
 
-def read(folder: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[int]]:
+def read(folder: Path, described: Facts) -> tuple[Tokenizer, list[int]]:
     """The tokenizer, and for each of its tokens the row of its embeddings."""
     if (folder / "source.spm").exists() and (folder / "vocab.json").exists():  # a tokenizer.json beside splits one side
         return _of_opus(folder, described)
@@ -35,7 +35,7 @@ def read(folder: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[int]]
     )
 
 
-def _special(described: dict[str, Any], unknown: int | None, folder: Path) -> list[int]:
+def _special(described: Facts, unknown: int | None, folder: Path) -> list[int]:
     """Their numbers for what we call PAD, BOS, EOS and UNK."""
     keys = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
     numbers = [described.get(key) for key in keys] + [unknown]
@@ -54,7 +54,7 @@ def _named(pieces: list[str]) -> list[str]:
     return SPECIAL + [f"{piece} " if piece in SPECIAL else piece for piece in pieces[4:]]
 
 
-def _renumbered(path: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[int]]:
+def _renumbered(path: Path, described: Facts) -> tuple[Tokenizer, list[int]]:
     tokenizer = Tokenizer.load(path, DataConfig())
     size = tokenizer.vocab_size
     special = _special(described, tokenizer.bpe.token_to_id(SPECIAL[UNK]), path.parent)
@@ -87,7 +87,7 @@ def _renumbered(path: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[
         raise UserError(f"{path} cannot be numbered as ours: {str(error)[:200]}") from None
 
 
-def _of_opus(folder: Path, described: dict[str, Any]) -> tuple[Tokenizer, list[int]]:
+def _of_opus(folder: Path, described: Facts) -> tuple[Tokenizer, list[int]]:
     settings = folder / "tokenizer_config.json"
     if (folder / "target_vocab.json").exists() or (settings.exists() and read_json(settings).get("separate_vocabs")):
         raise UserError(

@@ -36,11 +36,6 @@ def execute(
         pool.run(jobs, root, on_event, on_finished)
 
 
-def threads_of(at_once: int) -> int:
-    """Of each training: of the machine and `--jobs` alone, because sums are rounded otherwise with another number."""
-    return max(1, machine.cores() // at_once)
-
-
 class Worker:
     """A process that trains. What it says goes to `heard`, as (worker, an event, DONE or LEFT)."""
 
@@ -90,7 +85,9 @@ class Pool:
     """At most `at_once` processes that train."""
 
     def __init__(self, at_once: int) -> None:
-        self.at_once, self.threads = at_once, threads_of(at_once)
+        self.at_once = at_once
+        # Of each training: of the machine and `--jobs` alone, because sums are rounded otherwise with another number.
+        self.threads = max(1, machine.cores() // at_once)
         self.heard: queue.Queue[tuple[Worker, Event | str]] = queue.Queue()
         self.workers: list[Worker] = []
 

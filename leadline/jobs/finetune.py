@@ -8,7 +8,6 @@ split. What is finished is not done again; what was stopped goes on. The best ru
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +20,7 @@ from leadline import recipes, tasks
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError, nearest
-from leadline.files import read_json, write_json, write_text
+from leadline.files import read_json, write_json, written
 from leadline.jobs.engine import execute
 from leadline.jobs.grid import Grid, Setting, SettingScores
 from leadline.jobs.job import Job, OnEvent, tell_stale
@@ -179,16 +178,13 @@ def _require_own(out: Path, base: Config, job: Job) -> None:
 
 def _write(out: Path, grid: Grid, base: Config) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     kept = [f"valid_{name}" for name in ("nll", *METRICS)]
-    writer.writerow(["batch", "lr", "epochs", "seed", *kept, "diverged", "seconds"])
-    for (setting, seed), result in grid.results().items():
-        values = [result.get(key, "") for key in kept]
-        writer.writerow(
-            [setting.batch, setting.lr, setting.epochs, seed, *values, bool(result["diverged"]), result["seconds"]]
-        )
-    write_text(out / "results.csv", text.getvalue())
+    with written(out / "results.csv") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["batch", "lr", "epochs", "seed", *kept, "diverged", "seconds"])
+        for (setting, seed), result in grid.results().items():
+            values = [*(result.get(key, "") for key in kept), bool(result["diverged"]), result["seconds"]]
+            writer.writerow([setting.batch, setting.lr, setting.epochs, seed, *values])
     settings = [asdict(each) | {"mean": each.mean, "interval": each.interval} for each in grid.table()]
     job = next(iter(grid.jobs.values()))
     of = {"start": base.train.start, "checkpoint": base.train.start_checkpoint, "data": base.data.source}

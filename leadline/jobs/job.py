@@ -15,7 +15,7 @@ from pathlib import Path
 
 from leadline.config import Config, settings, to_toml
 from leadline.errors import UserError
-from leadline.files import Facts, read_json, write_json
+from leadline.files import Facts, facts_in, write_json
 from leadline.provenance import NUMERICS
 from leadline.training.events import Event
 
@@ -56,21 +56,12 @@ class Job:
 def finished(job: Job, root: Path) -> JobResult | None:
     """What a job has left, if it is finished and has kept what it should."""
     folder = job.folder(root)
-    result = _read(folder / "result.json")
-    if result is None or (job.place and (_read(folder / "job.json") or {}).get("key") != job.key):
+    result = facts_in(folder / "result.json")
+    if result is None or (job.place and (facts_in(folder / "job.json") or {}).get("key") != job.key):
         return None
     there = {path.name for path in (folder / "checkpoints").glob("[0-9]*")}
     kept = all(there if name == LAST else name in there for name in job.keep)
     return result if kept or result["diverged"] else None
-
-
-def _read(path: Path) -> Facts | None:
-    """A JSON object, or nothing where it is not there or damaged."""
-    try:
-        value = read_json(path)
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def unfinished(jobs: Sequence[Job], root: Path) -> list[Job]:
@@ -85,7 +76,7 @@ def stale(jobs: Sequence[Job], root: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(root.glob("*/result.json")) if waiting else []:
         if path.parent in ours:
             continue
-        result, before = _read(path) or {}, _read(path.with_name("job.json")) or {}
+        result, before = facts_in(path) or {}, facts_in(path.with_name("job.json")) or {}
         group = before.get("group")
         matching = [job for job in waiting.values() if job.name == result.get("name") and group in (None, job.group)]
         for job in matching:
@@ -118,7 +109,7 @@ def lay_out(job: Job, root: Path, threads: int = 1) -> Path:
     A run that has begun keeps its number of threads: sums are rounded otherwise with another.
     """
     folder = job.folder(root)
-    before = _read(folder / "job.json") or {}
+    before = facts_in(folder / "job.json") or {}
     if (folder / "config.toml").exists():
         if job.place and before.get("key") != job.key:
             raise UserError(f"{folder} holds another run: choose another folder with --out")

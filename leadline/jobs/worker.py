@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def work(folder: Path, tell: OnStep = lambda event: None) -> None:
 
     world = join()
     config = configuration.load(folder / "job.toml")
-    job = _job(folder)
+    job = read_json(folder / "job.json")
     on_step: list[OnStep] = [tell]
     if watch := job["watch"]:
         on_step += [Watch(every=watch), Drift(watch, config.train.precision)]
@@ -91,10 +91,6 @@ def _own_code(config: Config) -> bool:
     return ":" in config.model.placement
 
 
-def _job(folder: Path) -> Facts:
-    return dict(read_json(folder / "job.json"))
-
-
 def _translated(folder: Path, score: int, samples: Sequence[str], allow_code: bool) -> Facts:
     """What a translation makes of test sentences and of some others."""
     from leadline.training.trained import load
@@ -139,7 +135,7 @@ def main(folders: Iterable[str]) -> None:
         with (folder / "log.txt").open("a", encoding="utf-8") as log:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
-        torch.set_num_threads(_job(folder).get("threads", 1))
+        torch.set_num_threads(read_json(folder / "job.json").get("threads", 1))
         try:
             work(folder, lambda event: say(asdict(event)))
         except (UserError, Interrupted) as error:
@@ -170,11 +166,6 @@ def _leave_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _asked() -> Iterator[str]:
-    for line in sys.stdin:
-        yield line.rstrip("\n")
-
-
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # before and between trainings: the one who asks decides
-    main(sys.argv[1:] or _asked())
+    main(sys.argv[1:] or (line.rstrip("\n") for line in sys.stdin))

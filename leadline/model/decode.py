@@ -30,11 +30,6 @@ class Hypothesis:
     score: float
 
 
-def greedy(model: Transformer, source: Pack, max_lengths: Tensor, bos: int, eos: int) -> list[Hypothesis]:
-    """The most likely next token, until </s> or `max_lengths` (tokens of each sentence, </s> included)."""
-    return [hypotheses[0] for hypotheses in beam_search(model, source, max_lengths, bos, eos, 1, 0.0)]
-
-
 @torch.inference_mode()
 def beam_search(
     model: Transformer,
@@ -48,6 +43,7 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """The `best` (all, if None) of up to `beam` finished hypotheses of each sentence, best first.
 
+    `max_lengths`: tokens of each sentence at most, </s> included.
     A hypothesis finishes when </s> is among the `beam` best continuations; a sentence is done when `beam` have.
     """
     search = slots.search if slots.usable(max_lengths.device) else plain_search

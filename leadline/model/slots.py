@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -73,47 +74,31 @@ def search(
     slots: int = SLOTS,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Finished hypotheses of each sentence in no order: scores [M, 2K] (-inf: none), lengths [M, 2K], tokens."""
+    from leadline.kernels.fused.search import State, advance
     from leadline.model.fused import to_infer
 
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else torch.float32
     with to_infer(model, dtype):
-        return _search(model, source, max_lengths, bos, eos, beam, length_penalty, slots)
+        longest = int(max_lengths.max())
+        memory_SD = model.encode(source)
+        blocks = model.decoder.blocks
+        kvs = [block.cross.read(memory_SD) for block in blocks]  # type: ignore[union-attr, operator]
+        config = model.config
+        shape = (beam, longest, config.groups, config.head_width)  # of a slot
+        slots = min(slots, len(max_lengths), _slots_in_memory(kvs[0], 2 * len(blocks) * math.prod(shape)))
+        state = State.begin(source.starts, max_lengths, slots, beam, longest, bos, eos, length_penalty)
+        layers: list[Any] = []
+        for block, kv in zip(blocks, kvs, strict=True):
+            keys = kv.new_empty(slots * beam, *shape[1:])
+            layers.append(
+                (block, SlotCache(keys, torch.empty_like(keys), state), SlotMemory(kv, config.head_width, state))
+            )
 
+        def step() -> None:
+            advance(state, model.step(state.tokens, state.positions, layers))
 
-def _search(
-    model: Transformer,
-    source: Pack,
-    max_lengths: Tensor,
-    bos: int,
-    eos: int,
-    beam: int,
-    length_penalty: float,
-    slots: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    from leadline.kernels.fused.search import State, advance
-
-    longest = int(max_lengths.max())
-    memory_SD = model.encode(source)
-    blocks = model.decoder.blocks
-    kvs = [block.cross.read(memory_SD) for block in blocks]  # type: ignore[union-attr, operator]
-    config = model.config
-    shape = (beam, longest, config.groups, config.head_width)  # of a slot
-    slots = min(slots, len(max_lengths), _slots_in_memory(kvs[0], 2 * len(blocks) * _product(shape)))
-    state = State.begin(source.starts, max_lengths, slots, beam, longest, bos, eos, length_penalty)
-    layers: list[Any] = []
-    for block, kv in zip(blocks, kvs, strict=True):
-        keys = kv.new_empty(slots * beam, *shape[1:])
-        layers.append((block, SlotCache(keys, torch.empty_like(keys), state), SlotMemory(kv, config.head_width, state)))
-
-    def step() -> None:
-        advance(state, model.step(state.tokens, state.positions, layers))
-
-    _repeat(captured(step) if memory_SD.is_cuda else step, state.closed, len(max_lengths))
-    return state.done_scores, state.done_lengths, state.done_tokens
-
-
-def _product(numbers: tuple[int, ...]) -> int:
-    return torch.Size(numbers).numel()
+        _repeat(captured(step) if memory_SD.is_cuda else step, state.closed, len(max_lengths))
+        return state.done_scores, state.done_lengths, state.done_tokens
 
 
 def _slots_in_memory(like: Tensor, numbers: int) -> int:

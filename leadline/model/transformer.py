@@ -26,6 +26,7 @@ from leadline.model.block import Layers
 from leadline.model.init import initialise
 from leadline.model.layers import HEADS, Attends, Attention, Classifier, Embed, Embedding
 from leadline.model.operations import PLAIN, Operations
+from leadline.model.precision import evaluating
 from leadline.model.size import require_room
 from leadline.placement import find
 
@@ -37,7 +38,7 @@ class Transformer(nn.Module):
 
     def __init__(self, vocab_size: int, *, seed: int = 1, **model: Any) -> None:
         super().__init__()
-        config: ModelConfig = configuration.from_dict(model, ModelConfig, "model.")
+        config = configuration.from_dict(model, ModelConfig, "model.")
         find(config.placement)  # a wrong name is an error before anything is built
         require_room(config, vocab_size)
         self.config = config
@@ -109,11 +110,9 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def calibrate(self, forward: Callable[[], object]) -> None:
         """Once, before training: placements that start from data (Admin) look at it while `forward` runs the model."""
-        training = self.training
-        self.eval()
-        for layers in (module for module in self.modules() if isinstance(module, Layers)):
-            find(self.config.placement).calibrate(list(layers.connections()), forward)
-        self.train(training)
+        with evaluating(self):
+            for layers in (module for module in self.modules() if isinstance(module, Layers)):
+                find(self.config.placement).calibrate(list(layers.connections()), forward)
 
     def use(self, ops: Operations) -> None:
         """What to compute with: leadline.model.operations, leadline.model.fused."""

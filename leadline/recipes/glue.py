@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from leadline.config import Config, DataConfig
+from leadline.config import Config
 from leadline.recipes.bert import bert_base_pre_ln, bert_small_pre_ln
 
 OPTIM = {"lr": 5e-5, "clip": 1.0, "schedule": "linear", "warmup": 0}
 # The most a batch may take: 32 of the longest of BERT's sequences. What is needed is known when the data is.
-TRAIN = {"updates": 0, "epochs": 3, "accumulate": 1, "eval_every": 0, "keep": 1, "batch_tokens": 32 * 512}
+TRAIN = {"updates": 0, "epochs": 3, "accumulate": 1, "eval_every": 0, "keep": 1}
+TRAIN |= {"batch_sequences": 32, "batch_tokens": 32 * 512}
 
 
-def _classifier(base: Config, data: DataConfig, classes: int) -> Config:
+def _classifier(base: Config, **data: str | int) -> Config:
     return replace(base, task="classification").set(
-        model={"head": "linear", "classes": classes},
-        data={key: getattr(data, key) for key in ("source", "holdout", "size", "vocab_size")},
-        optim=OPTIM,
-        train=TRAIN | {"batch_sequences": 32},
+        model={"head": "linear", "classes": 2}, data=data, optim=OPTIM, train=TRAIN
     )
 
 
@@ -32,17 +30,15 @@ def mrpc() -> Config:
 
     Without a dev file, 408 examples, as many as GLUE's, are held out of train.
     """
-    data = DataConfig(source="table:data/mrpc", holdout=408, vocab_size=10000)
-    return _classifier(bert_base_pre_ln(), data, 2)
+    return _classifier(bert_base_pre_ln(), source="table:data/mrpc", holdout=408, vocab_size=10000)
 
 
 def rte() -> Config:
     """RTE of GLUE: does the second sentence follow from the first (entailment, not_entailment)?"""
-    data = DataConfig(source="table:data/rte", vocab_size=10000)
-    return _classifier(bert_base_pre_ln(), data, 2)
+    return _classifier(bert_base_pre_ln(), source="table:data/rte", vocab_size=10000)
 
 
 def same_meaning() -> Config:
     """Do two expressions of a number, a date or an amount mean the same? Small, for a CPU; no data needed."""
-    data = DataConfig(source="builtin:same-meaning", size=20000, vocab_size=300)
-    return _classifier(bert_small_pre_ln(), data, 2).set(optim={"lr": 1e-3})
+    small = _classifier(bert_small_pre_ln(), source="builtin:same-meaning", size=20000, vocab_size=300)
+    return small.set(optim={"lr": 1e-3})

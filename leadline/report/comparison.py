@@ -12,15 +12,8 @@ from leadline.files import Facts
 from leadline.report import page, runs
 from leadline.report.page import Chart, Table
 
-SHORT = (
-    "run",
-    "updates",
-    "last valid loss",
-    "best valid loss",
-    "best at",
-    "seconds",
-    "ended",
-)  # as a notebook has room
+# As a notebook has room.
+SHORT = ("run", "updates", "last valid loss", "best valid loss", "best at", "seconds", "ended")
 
 
 @dataclass(frozen=True)
@@ -55,23 +48,14 @@ def compare(*folders: str | Path) -> Comparison:
 
 
 def _text(table: Table) -> str:
-    shown = [list(map(str, table.columns)), *([_short(value) for value in row] for row in table.rows)]
+    shown = [list(map(str, table.columns)), *(list(map(notebook.shown, row)) for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     rows = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in shown)
     return "\n".join(row.rstrip() for row in rows)
 
 
-def _short(value: object) -> str:
-    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _picture(chart: Chart) -> str:
     file = io.BytesIO()
     page.picture(chart).savefig(file, format="png", dpi=90)  # on white, in a dark notebook too
-    return (
-        f'<img alt="loss by update" style="max-width:100%;margin-top:.6em" src="data:image/png;base64,{_base64(file)}">'
-    )
-
-
-def _base64(file: io.BytesIO) -> str:
-    return base64.b64encode(file.getvalue()).decode()
+    data = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="loss by update" style="max-width:100%;margin-top:.6em" src="data:image/png;base64,{data}">'

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from leadline.alarm import layer_values
 from leadline.diagnose.explain import KINDS, NOT_SEEN, Explanation
 from leadline.history import Row, number
-from leadline.report.page import Chart, Section, Series, Table, Words
+from leadline.report.page import Chart, Section, Series, Table, Words, sentence
 
 AROUND = 60  # updates before and after the cause
 SEEN_IN_LOOKS = ("collapse", "logits", "norm", "starving")
@@ -25,10 +24,10 @@ def sections_of(explanation: Explanation) -> list[Section]:
         seen = f"Nothing unusual was found in updates {explanation.facts['first']} to {explanation.facts['last']}."
         title = f"{explanation.name}: {explanation.verdict}"
         if not explanation.healthy:
-            return [Words(title, [seen, _sentence(NOT_SEEN)], "plain"), *_charts(rows)]
+            return [Words(title, [seen, sentence(NOT_SEEN)], "plain"), *_charts(rows)]
         return [Words(title, [seen], "good"), *_charts(rows), *_looks(explanation.looks)]
     first = explanation.causes[0]
-    said = [_sentence(first.message), f"To do: {first.remedy}."]
+    said = [sentence(first.message), f"To do: {first.remedy}."]
     title = f"{explanation.name}: {KINDS.get(first.kind, first.kind)}"
     others = [[c.update, KINDS.get(c.kind, c.kind), c.where, c.message] for c in explanation.causes[1:]]
     after = (
@@ -41,10 +40,6 @@ def sections_of(explanation: Explanation) -> list[Section]:
     return [Words(title, said, "bad"), *after, *charts[0], *charts[1]]
 
 
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + "."
-
-
 def _charts(rows: Sequence[Row]) -> list[Section]:
     updates = [row["update"] for row in rows]
     charts: list[Section] = []
@@ -55,7 +50,7 @@ def _charts(rows: Sequence[Row]) -> list[Section]:
     layers: list[str] = next((row["layers"] for row in rows if row.get("layers")), [])
     for quantity, title in (("grad", "Gradient by layer"), ("update", "Step by layer"), ("weight", "Weights by layer")):
         by = [layer_values(row, quantity) for row in rows]
-        series = [Series(name, updates, [_finite(values.get(name)) for values in by]) for name in layers]
+        series = [Series(name, updates, [number(values.get(name)) for values in by]) for name in layers]
         if series:
             charts.append(Chart(title, "update", "norm", series, log_y=True))
     return charts
@@ -75,7 +70,3 @@ def _looks(looks: Sequence[Row]) -> list[Section]:
         if series:
             charts.append(Chart(title, "update", words, series, log_y=quantity != "logits"))
     return charts
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from leadline.files import write_csv
 
 Rows = Sequence[Mapping[str, float]]
 
@@ -14,13 +15,9 @@ STYLES = [("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":
 
 def write_curves(runs: Mapping[str, Rows], picture: Path, table: Path, title: str) -> None:
     """Validation loss (points) over training loss (lines) by update, one colour a run."""
-    with table.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["run", "update", "train_loss", "valid_nll", "lr", "grad_norm"])
-        for name, rows in runs.items():
-            for row in rows:
-                keys = ("update", "loss", "valid_nll", "lr", "grad_norm")
-                writer.writerow([name, *(row.get(key, "") for key in keys)])
+    keys = ("update", "loss", "valid_nll", "lr", "grad_norm")
+    measured = ([name, *(row.get(key, "") for key in keys)] for name, rows in runs.items() for row in rows)
+    write_csv(table, ["run", "update", "train_loss", "valid_nll", "lr", "grad_norm"], measured)
 
     import matplotlib
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import html as markup
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,12 +54,10 @@ def to_html(heat: Heat) -> str:
     return f'<div class="box" tabindex="0" {label}><table class="heat"><tr>{corner}{head}</tr>{body}</table></div>'
 
 
-def write_csv(heat: Heat, path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([heat.y_label, heat.x_label, "value"])
-        for name, row in zip(heat.rows, heat.values, strict=True):
-            writer.writerows([name, column, value] for column, value in zip(heat.columns, row, strict=True))
+def cells(heat: Heat) -> Iterator[tuple[str, str, float]]:
+    """Its table: a row for each cell."""
+    for name, row in zip(heat.rows, heat.values, strict=True):
+        yield from ((name, column, value) for column, value in zip(heat.columns, row, strict=True))
 
 
 def write_picture(heat: Heat, path: Path) -> None:

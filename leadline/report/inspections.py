@@ -12,7 +12,7 @@ from leadline.diagnose.inspection import Inspection
 from leadline.diagnose.record import QUANTITIES, Record, spread
 from leadline.diagnose.verdict import COLLAPSE_AFTER, ENDURES, STEPS, features, probability, score
 from leadline.options import flat
-from leadline.report.page import Chart, Section, Series, Table, Words
+from leadline.report.page import Chart, Section, Series, Table, Words, sentence
 
 
 def sections_of(inspection: Inspection) -> list[Section]:
@@ -34,18 +34,14 @@ def sections_of(inspection: Inspection) -> list[Section]:
 def _words(inspection: Inspection) -> list[Section]:
     v = inspection.verdict
     chance = f"At lr {v.rate:g} with warm-up {v.warmup}, the probability of learning is {v.probability:.2f}."
-    said = [_sentence(v.answer), chance, *([_sentence(fitted.hint(v.outside))] if v.outside else [])]
+    said = [sentence(v.answer), chance, *([sentence(fitted.hint(v.outside))] if v.outside else [])]
     verdict = Words(inspection.name, said, "good" if v.trains else "bad")
-    why = Words("Why", [_sentence(line) for line in v.evidence])
+    why = Words("Why", [sentence(line) for line in v.evidence])
     if not v.remedies:
         return [verdict, why]
     moved = [] if v.trains else [f"In the first step the residual stream changes most from {v.where} on."]
     steps = [f"{number}. {line}" for number, line in enumerate(v.remedies, 1)]
     return [verdict, why, Words("What to change, the smallest change first", [*steps, *moved], "warning")]
-
-
-def _sentence(line: str) -> str:
-    return line[0].upper() + line[1:] + "."
 
 
 def _findings(inspection: Inspection) -> list[Section]:
@@ -128,11 +124,11 @@ def _hidden(inspection: Inspection) -> Chart:
             entered = max(first**2 - branch**2, 0.0) / members[0].dim  # the lemma's inputs have squared norm d
             per_layer = max(len(members) / max(sum(c.sublayer == "feed-forward" for c in members), 1), 1)
             bounds = [theory.pre_ln_squared_norm(round(i / per_layer), members[0].dim) for i in x]
-            for name, side in (("lower", "low"), ("upper", "high")):
-                y = [math.sqrt(entered - 1 + getattr(b, side) / members[0].dim) for b in bounds]
+            for name, squared in zip(("lower", "upper"), zip(*bounds, strict=True), strict=True):
+                y = [math.sqrt(entered - 1 + size / members[0].dim) for size in squared]
                 series.append(Series(name, x, y, style="dashes", group=f"{stack}: Lemma 2, bounds"))
         elif members[0].placement == "Post-LN":
-            y = [math.sqrt(theory.post_ln_squared_norm(c.dim).value / c.dim) for c in members]
+            y = [math.sqrt(theory.post_ln_squared_norm(c.dim) / c.dim) for c in members]
             series.append(Series(f"{stack}: Lemma 2 (feed-forward)", x, y, style="dashes"))
     caption = "After each addition, before any norm; 1 is the norm of a normalised token. Xiong et al. 2020, Lemma 2."
     return Chart("Stream, layer by layer", "residual connection, from the input", "‖x‖ / √d", series, caption=caption)
@@ -155,9 +151,8 @@ def _gradients(inspection: Inspection) -> Chart:
         kind = {"Post-LN": "post_ln", "Pre-LN": "pre_ln"}.get(layers[0].placement)
         if kind:
             profile = theory.post_ln_gradient_profile if kind == "post_ln" else theory.pre_ln_gradient_profile
-            y = [p.value for p in profile(len(layers))]
-            series.append(Series(f"{stack}: appendix F", x, y, style="dashes"))
-            y = [p.value for p in theory.one_position_gradient_profile(kind, len(layers))]  # type: ignore[arg-type]
+            series.append(Series(f"{stack}: appendix F", x, profile(len(layers)), style="dashes"))
+            y = theory.one_position_gradient_profile(kind, len(layers))  # type: ignore[arg-type]
             series.append(Series(f"{stack}: all factors kept", x, y, style="dashes"))
     caption = (
         "Norm of the mean gradient of the last feed-forward matrix, over that of the last layer. Dashes: Xiong et al. "
@@ -215,15 +210,8 @@ def _norm_inputs(inspection: Inspection) -> Chart:
 
 
 def _connections(inspection: Inspection) -> Table:
-    columns = [
-        "",
-        "module",
-        "sublayer",
-        "placement",
-        "α on skip",
-        "scale on branch",
-        "norms before/in/after branch/after add",
-    ]
+    columns = ["", "module", "sublayer", "placement", "α on skip", "scale on branch"]
+    columns += ["norms before/in/after branch/after add"]
     rows = [
         [c.position + 1, c.where, c.sublayer, c.placement, f"{c.skip_scale:.4g}", f"{c.branch_scale:.4g}",
          f"{c.before}/{c.within}/{c.after_branch}/{c.after_add}"]

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -47,7 +47,8 @@ class Followed:
             standings = [now.standing(folder, name) for folder, name in self.folders.items()]
             measured = [each.run for each in standings if each.run]
             shown = [section for each in self.inspected for section in inspections.sections_of(each)]
-            return [*([now.section(standings)] if standings else []), *_compared(measured), *shown]
+            compared = runs.compared(measured) if measured else []
+            return [*([now.section(standings)] if standings else []), *compared, *shown]
 
     def html(self) -> str:
         return page.render(self.title, self.sections(), live=True)
@@ -55,10 +56,6 @@ class Followed:
     def content(self) -> str:
         sections = self.sections()
         return to_json({"main": page.body_of(sections), "charts": page.charts_of(sections)})
-
-
-def _compared(measured: list[runs.ReportedRun]) -> list[page.Section]:
-    return runs.compared(measured) if measured else []
 
 
 class Server(ThreadingHTTPServer):
@@ -126,10 +123,3 @@ def open_server(followed: Followed, port: int) -> Server:
             if error.errno != errno.EADDRINUSE:
                 raise UserError(f"--port {candidate}: {reason(error)}; choose one above 1023") from None
     raise UserError(f"--port {port}: it and the next {PORTS_TRIED - 1} are taken; --port 0 takes any that is free")
-
-
-def serve(followed: Followed, port: int, told: Callable[[str], None]) -> None:
-    """Until Ctrl-C; `told` is given the address."""
-    with open_server(followed, port) as server:
-        told(server.url)
-        server.serve_forever()

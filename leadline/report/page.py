@@ -7,19 +7,18 @@ it is escaped here, set as text there, and the page's policy runs no script but 
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
 import html as markup
 import math
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from leadline.errors import UserError
-from leadline.files import Facts, reason, to_json, write_text
+from leadline.files import Facts, reason, to_json, write_csv, write_text
 from leadline.report import heat
 from leadline.report.figures import STYLES
 from leadline.report.heat import Heat
@@ -81,6 +80,10 @@ class Words:
 Section = Chart | Heat | Table | Words
 
 
+def sentence(line: str) -> str:
+    return line[0].upper() + line[1:] + "."
+
+
 def render(title: str, sections: Sequence[Section], live: bool = False) -> str:
     """The page as HTML; a live one asks the server it came from for its content, again and again."""
     script, style = "\n".join(_beside(name) for name in ("page.js", "live.js")[: 1 + live]), _beside("page.css")
@@ -138,10 +141,10 @@ def write(title: str, sections: Sequence[Section], html: Path, figures: Path | N
                 name = re.sub("[^a-z0-9]+", "-", chart.title.lower()).strip("-")[:60]
                 table, image = (figures / f"{number:02d}-{name}.{kind}" for kind in ("csv", "png"))
                 if isinstance(chart, Heat):
-                    heat.write_csv(chart, table)
+                    write_csv(table, [chart.y_label, chart.x_label, "value"], heat.cells(chart))
                     heat.write_picture(chart, image)
                 else:
-                    _write_table(chart, table)
+                    write_csv(table, ["group", "series", chart.x_label, chart.y_label, "low", "high"], _rows(chart))
                     with warnings.catch_warnings(action="ignore"):  # a character the font lacks is a box, and no more
                         picture(chart).savefig(image, dpi=130)
     except OSError as error:
@@ -248,14 +251,11 @@ def _embedded(value: object) -> str:
     return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", to_json(value))
 
 
-def _write_table(chart: Chart, path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["group", "series", chart.x_label, chart.y_label, "low", "high"])
-        for s in chart.series:
-            nothing = [None] * len(s.x)
-            for row in zip(s.x, s.y, s.low or nothing, s.high or nothing, strict=True):
-                writer.writerow([s.group or s.name, s.name, *row])
+def _rows(chart: Chart) -> Iterator[tuple[object, ...]]:
+    for s in chart.series:
+        nothing = [None] * len(s.x)
+        for row in zip(s.x, s.y, s.low or nothing, s.high or nothing, strict=True):
+            yield s.group or s.name, s.name, *row
 
 
 def picture(chart: Chart) -> Figure:

@@ -28,7 +28,7 @@ from leadline.files import Facts
 from leadline.kernels.pack import Pack
 from leadline.model import Transformer
 from leadline.model.layers import Embed
-from leadline.model.precision import autocast
+from leadline.model.precision import autocast, evaluating
 from leadline.tasks.encoded import Encoded, with_marks
 from leadline.world import ALONE, World
 
@@ -207,17 +207,12 @@ class Task(ABC, Generic[AnyPart, AnyBatch]):
         on_batch: Callable[[], object] = lambda: None,
     ) -> dict[str, float]:
         """The verdict on a split, and the scores of its first `sentences` (-1: all); each process judges some of it."""
-        device, training = next(model.parameters()).device, model.training
-        part = self.read(split)
+        device, part = next(model.parameters()).device, self.read(split)
         zero, each = torch.zeros((), dtype=torch.float64, device=device), []
-        model.eval()
-        try:
-            with autocast(device, self.config.train.precision):
-                for batch in self.batches(part, world):
-                    each.append(self.judge(model, batch.to(device), zero))
-                    on_batch()
-        finally:
-            model.train(training)
+        with evaluating(model), autocast(device, self.config.train.precision):
+            for batch in self.batches(part, world):
+                each.append(self.judge(model, batch.to(device), zero))
+                on_batch()
         # Added in the order of the batches: the same bits, however many processes there are.
         of_batches = world.merged(torch.stack(each).tolist() if each else [])
         if not of_batches:

@@ -56,7 +56,13 @@ class CausalLM(Task[Text, Batch]):
 
     @classmethod
     def require(cls, config: Config) -> None:
-        _require_usable(config)
+        model, size = config.model, config.train.batch_tokens
+        if model.encoder_layers or not model.decoder_layers:
+            raise UserError("causal_lm needs a decoder alone: set model.decoder_layers, and model.encoder_layers=0")
+        if size < model.max_length:
+            raise UserError(f"train.batch_tokens={size} must be at least model.max_length={model.max_length}")
+        if model.classes or model.segments:
+            raise UserError("causal_lm has no classes and no segments: set model.classes=0 and model.segments=0")
 
     def __init__(self, config: Config, store: Store) -> None:
         self.end = store.tokenizer.end_of_text
@@ -114,14 +120,8 @@ class CausalLM(Task[Text, Batch]):
     def verdict(self, totals: Sequence[float]) -> dict[str, float]:
         """Loss in nats a token, smoothed and plain; the perplexity of a token; bits for a byte of text."""
         smoothed, plain, count, size = totals
-        nll = plain / count
-        bits = plain / math.log(2) / max(size, 1)
-        return {
-            "loss": smoothed / count,
-            "nll": nll,
-            "perplexity": math.exp(min(nll, 700.0)),
-            "bits_per_byte": bits,
-        }
+        nll, bits = plain / count, plain / math.log(2) / max(size, 1)
+        return {"loss": smoothed / count, "nll": nll, "perplexity": math.exp(min(nll, 700.0)), "bits_per_byte": bits}
 
     @classmethod
     def encode(
@@ -137,13 +137,3 @@ class CausalLM(Task[Text, Batch]):
     @classmethod
     def generator(cls, model: Transformer, tokenizer: Tokenizer, config: Config) -> Generator:
         return Generator(model, tokenizer, config)
-
-
-def _require_usable(config: Config) -> None:
-    model, size = config.model, config.train.batch_tokens
-    if model.encoder_layers or not model.decoder_layers:
-        raise UserError("causal_lm needs a decoder alone: set model.decoder_layers, and model.encoder_layers=0")
-    if size < model.max_length:
-        raise UserError(f"train.batch_tokens={size} must be at least model.max_length={model.max_length}")
-    if model.classes or model.segments:
-        raise UserError("causal_lm has no classes and no segments: set model.classes=0 and model.segments=0")

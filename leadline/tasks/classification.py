@@ -54,7 +54,7 @@ class Classification(Task[Examples, Batch]):
 
     @classmethod
     def require(cls, config: Config) -> None:
-        _require_usable(config)
+        segments.require_encoder(config)
 
     def __init__(self, config: Config, store: Store) -> None:
         super().__init__(config, store)
@@ -139,13 +139,3 @@ def fitted(lengths: np.ndarray, longest: int) -> np.ndarray:
 def cut(texts: Flat, lengths: np.ndarray) -> Flat:
     """So many tokens from the beginning of each."""
     return Flat(texts.tokens[spans(np.cumsum(texts.lengths) - texts.lengths, lengths)], lengths)
-
-
-def _require_usable(config: Config) -> None:
-    model, size = config.model, config.train.batch_tokens
-    if not model.encoder_layers or model.decoder_layers:
-        raise UserError("classification needs an encoder alone: set model.encoder_layers, and model.decoder_layers=0")
-    if model.max_length < 8 or size < model.max_length:
-        raise UserError(
-            f"train.batch_tokens={size} must be at least model.max_length={model.max_length}, and that at least 8"
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from leadline.model import Transformer
 from leadline.model.precision import autocast
 from leadline.tasks import segments
 from leadline.tasks.classification import fitted
-from leadline.tasks.encoded import marked
+from leadline.tasks.encoded import by_tokens, marked
 
 
 class Classifier:
@@ -40,24 +40,13 @@ class Classifier:
         used = fitted(lengths, self.config.model.max_length)
         self.cut += int((used < lengths).any(1).sum())
         answers: list[dict[str, float]] = [{} for _ in examples]
-        for rows in self._batches(segments.size(*used.T).tolist()):
+        whole = segments.size(*used.T).tolist()
+        room = max(self.config.train.batch_tokens, self.config.model.max_length)
+        for rows in by_tokens(sorted(range(len(whole)), key=whole.__getitem__), whole, room):
             first, second = ([side[row][: used[row, i]] for row in rows] for i, side in enumerate(sides))
             for row, shares in zip(rows, self._forward(first, second), strict=True):
                 answers[row] = dict(zip(self.labels, shares, strict=True))
         return answers
-
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Rows, the shortest first, in batches of so many tokens."""
-        room = max(self.config.train.batch_tokens, self.config.model.max_length)
-        batch, taken = list[int](), 0
-        for row in sorted(range(len(lengths)), key=lengths.__getitem__):
-            if batch and taken + lengths[row] > room:
-                yield batch
-                batch, taken = [], 0
-            batch.append(row)
-            taken += lengths[row]
-        if batch:
-            yield batch
 
     def _forward(self, first: list[list[int]], second: list[list[int]]) -> list[list[float]]:
         device = next(self.model.parameters()).device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
@@ -36,6 +36,20 @@ class Encoded:
 
     def to(self, device: torch.device) -> Encoded:
         return replace(self, packs=[pack.to(device) for pack in self.packs])
+
+
+def by_tokens(order: Sequence[int], lengths: Sequence[int], most: int, padded: bool = False) -> Iterator[list[int]]:
+    """Batches of `order`, in which the shortest are first, of at most so many tokens, perhaps padded; at least one."""
+    batch: list[int] = []
+    total = 0
+    for row in order:
+        total = (len(batch) + 1) * lengths[row] if padded else total + lengths[row]
+        if batch and total > most:
+            yield batch
+            batch, total = [], lengths[row]
+        batch.append(row)
+    if batch:
+        yield batch
 
 
 def require_lists(first: Sequence[str], second: Sequence[str] | None) -> None:

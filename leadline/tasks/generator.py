@@ -12,7 +12,7 @@ from leadline.data.tokenizer import Tokenizer
 from leadline.errors import UserError
 from leadline.model import Transformer
 from leadline.model.generate import generate
-from leadline.model.precision import autocast
+from leadline.model.precision import autocast, evaluating
 
 AT_ONCE = 64  # prompts
 
@@ -66,16 +66,12 @@ class Generator:
         return tokens
 
     def _continued(self, prompts: list[list[int]], pieces: Pieces | None) -> list[list[int]]:
-        device, training, how = next(self.model.parameters()).device, self.model.training, self.config.generate
+        device, how = next(self.model.parameters()).device, self.config.generate
         most = min(how.tokens, self.model.config.max_length)
         drawn = np.stack([np.random.default_rng([how.seed, *prompt]).random(most) for prompt in prompts])
-        self.model.eval()
-        try:
-            with autocast(device, self.config.train.precision):
-                uniform = torch.from_numpy(drawn).float()
-                return generate(self.model, prompts, uniform, self.end, how, pieces or (lambda tokens: None))
-        finally:
-            self.model.train(training)
+        with evaluating(self.model), autocast(device, self.config.train.precision):
+            uniform = torch.from_numpy(drawn).float()
+            return generate(self.model, prompts, uniform, self.end, how, pieces or (lambda tokens: None))
 
 
 class Pieces:

@@ -54,7 +54,12 @@ class MaskedLM(Task[Text, Batch]):
 
     @classmethod
     def require(cls, config: Config) -> None:
-        _require_usable(config)
+        segments.require_encoder(config)
+        model = config.model
+        if model.classes not in (0, 2) or (model.classes and model.segments < 2):
+            raise UserError(
+                "masked_lm: set model.classes=0, or model.classes=2 with model.segments=2 for next-sentence prediction"
+            )
 
     def __init__(self, config: Config, store: Store) -> None:
         self.pairs = config.model.classes > 0
@@ -141,20 +146,6 @@ class MaskedLM(Task[Text, Batch]):
         if self.pairs:
             scores |= {"loss": nll + next_nll, "next_nll": next_nll, "next_accuracy": totals[4] / sequences}
         return scores
-
-
-def _require_usable(config: Config) -> None:
-    model, size = config.model, config.train.batch_tokens
-    if not model.encoder_layers or model.decoder_layers:
-        raise UserError("masked_lm needs an encoder alone: set model.encoder_layers, and model.decoder_layers=0")
-    if model.max_length < 8 or size < model.max_length:
-        raise UserError(
-            f"train.batch_tokens={size} must be at least model.max_length={model.max_length}, and that at least 8"
-        )
-    if model.classes not in (0, 2) or (model.classes and model.segments < 2):
-        raise UserError(
-            "masked_lm: set model.classes=0, or model.classes=2 with model.segments=2 for next-sentence prediction"
-        )
 
 
 def _judged(logits: Tensor, labels: Tensor) -> Tensor:

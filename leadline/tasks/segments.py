@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from leadline.config import Config
 from leadline.data.flat import Flat, spans
+from leadline.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,17 @@ class Laid:
     sequence: np.ndarray  # of each token, the number of its sequence
     position: np.ndarray  # of each token, in its sequence
     segments: np.ndarray  # of each token, 0 or 1
+
+
+def require_encoder(config: Config) -> None:
+    """Such sequences are read by an encoder alone, and each fits in a batch."""
+    model, tokens = config.model, config.train.batch_tokens
+    if not model.encoder_layers or model.decoder_layers:
+        raise UserError(f"{config.task} needs an encoder alone: set model.encoder_layers, and model.decoder_layers=0")
+    if model.max_length < 8 or tokens < model.max_length:
+        raise UserError(
+            f"train.batch_tokens={tokens} must be at least model.max_length={model.max_length}, and that at least 8"
+        )
 
 
 def size(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -54,16 +54,8 @@ class Fitting(Part):
     begins: np.ndarray  # of each direction: what stands before the target
 
 
-def collate(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shape: Shape, max_length: int) -> Batch:
-    """Pairs of token arrays, the shorter first, as one batch of fixed shape."""
-    source, target = (
-        Flat(np.concatenate(side), np.array([len(tokens) for tokens in side])) for side in zip(*pairs, strict=True)
-    )
-    return collate_flat(source, target, shape, max_length)
-
-
-def collate_flat(source: Flat, target: Flat, shape: Shape, max_length: int, begins: np.ndarray | int = BOS) -> Batch:
-    """The same for sides whose sequences lie end to end already; `begins`: what stands before each target."""
+def collate(source: Flat, target: Flat, shape: Shape, max_length: int, begins: np.ndarray | int = BOS) -> Batch:
+    """Pairs, the shorter first, as one batch of fixed shape; `begins`: what stands before each target."""
     lengths = source.lengths + 1, target.lengths + 1
     most = shape.sequences + -(-max(shape.sides) // max_length)  # the filler may need that many more
     fixed: dict[str, Any] = {"sizes": group_sizes(lengths), "max_length": max_length, "max_sequences": most, "pad": PAD}
@@ -105,18 +97,13 @@ class Translation(Task[Fitting, Batch]):
         pairs = self.store.split(split)
         lengths, longest = pairs.lengths() + 1, self.config.model.max_length
         rows = np.flatnonzero(np.maximum(*lengths.T) <= longest).astype(batching.whole_type(len(pairs)))
-        sizes = self._sizes(split)
+        sizes = self.store.directions(split)
         direction = np.broadcast_to(np.uint16(0), len(rows))
         if sizes:
             direction = np.searchsorted(np.cumsum([*sizes.values()]), rows, side="right").astype(np.uint16)
         begins = np.array([marks(self.store.tokenizer, self.config.data, ends(d)[1])[1] for d in sizes] or [BOS])
         lengths, facts = lengths[rows].astype(batching.whole_type(longest)), {"skipped": float(len(pairs) - len(rows))}
         return Fitting(pairs, rows, direction, begins, lengths=lengths, facts=facts)
-
-    def _sizes(self, split: str) -> dict[str, int]:
-        """The rows of each direction, of many languages."""
-        sizes: dict[str, int] = self.store.manifest.get("directions", {}).get(split, {})
-        return sizes
 
     def choose_shape(self, lengths: np.ndarray) -> Shape:
         if not len(lengths):
@@ -130,7 +117,7 @@ class Translation(Task[Fitting, Batch]):
         skipped, limit = int(self.train.facts["skipped"]), f"model.max_length={self.config.model.max_length}"
         notes = [f"{skipped} training pairs are longer than {limit} and left out"] if skipped else []
         if (drawn := self._drawn(0)) is not None:
-            names, temperature = [*self._sizes("train")], self.config.data.temperature
+            names, temperature = [*self.store.directions("train")], self.config.data.temperature
             sizes = np.bincount(self.train.directions[drawn], minlength=len(names))
             told = f"an epoch is {len(drawn):,} pairs, drawn from {len(names)} directions"
             least, most = (f"{sizes[i]:,} ({arrow(names[i])})" for i in (sizes.argmin(), sizes.argmax()))
@@ -144,14 +131,14 @@ class Translation(Task[Fitting, Batch]):
         return batching.epoch_plan(train.lengths, self.shape, self.config.train.seed, number, self._drawn(number))
 
     def _drawn(self, epoch: int) -> np.ndarray | None:
-        if not (names := self._sizes("train")):
+        if not (names := self.store.directions("train")):
             return None
         sizes = np.bincount(self.train.directions, minlength=len(names))
         return drawn(sizes, self.config.data.temperature, self.config.train.seed, epoch)
 
     def pack(self, part: Fitting, rows: np.ndarray, shape: Shape, seed: int, epoch: int) -> Batch:
         begins = part.begins[part.directions[rows]]
-        return collate_flat(*part.split.gather(part.rows[rows]), shape, self.config.model.max_length, begins)
+        return collate(*part.split.gather(part.rows[rows]), shape, self.config.model.max_length, begins)
 
     def loss_of_hidden(
         self, model: Transformer, hidden_TD: Tensor, batch: Batch, divisor: Tensor | float = 1.0
@@ -172,7 +159,7 @@ class Translation(Task[Fitting, Batch]):
     def scored(self, split: str, directions: Sequence[str] = ()) -> int:
         if split == "train":
             raise UserError("the text of the train split is not kept, so it has no BLEU: use valid or test")
-        if sizes := self._sizes(split):
+        if sizes := self.store.directions(split):
             return sum(sizes[name] for name in self.by_direction.choose(split, directions))
         if directions:
             raise UserError(f"{self.store.folder} has one direction in {split}: leave --directions out")
@@ -189,7 +176,7 @@ class Translation(Task[Fitting, Batch]):
     ) -> Facts:
         """BLEU and chrF, with their signatures; of many languages by direction."""
         self.scored(split, directions)
-        if self._sizes(split):
+        if self.store.directions(split):
             return self.by_direction.scores(model, split, sentences, on_done, directions, world)
         pairs = self.store.sentences(split)[: None if sentences < 0 else sentences]
         return translated_scores(model, self.store.tokenizer, self.config, pairs, on_done, world)

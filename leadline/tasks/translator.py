@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from leadline.errors import UserError, nearest
 from leadline.kernels.pack import group_sizes, pack
 from leadline.model import Transformer, slots
 from leadline.model.decode import Hypothesis, beam_search
-from leadline.model.precision import autocast
+from leadline.model.precision import autocast, evaluating
+from leadline.tasks.encoded import by_tokens
 from leadline.world import ALONE, World
 
 MARGIN = 20  # tokens a translation may have beyond decode.max_ratio times its source
@@ -107,26 +108,22 @@ class Translator:
         """The tokens of the best hypotheses, searched in batches of similar length whose targets start alike."""
         starts, world = starts or [BOS] * len(sources), self.world
         results: list[tuple[int, list[int]]] = []
-        training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             for start in dict.fromkeys(starts):
                 order = sorted((i for i, each in enumerate(starts) if each == start), key=lambda i: len(sources[i]))
                 for batch in self._own(order, sources):
                     best = self._best([sources[i] for i in batch], self.config.decode, start)
                     results += [(i, hypothesis.tokens) for i, hypothesis in zip(batch, best, strict=True)]
                     progress(len(batch))
-        finally:
-            self.model.train(training)
         return [tokens for _, tokens in sorted(pair for some in world.gather(results) for pair in some)]
 
     def _own(self, order: list[int], sources: list[list[int]]) -> list[list[int]]:
         """This process's batches of `order`, the shortest first."""
-        rank, size = self.world.rank, self.world.size
+        rank, size, lengths = self.world.rank, self.world.size, [len(source) + 1 for source in sources]
         if slots.usable(self._device()):  # few large batches: each process takes some of all lengths
-            return list(_by_tokens(order[rank::size], sources, self._wave(), padded=False))
+            return list(by_tokens(order[rank::size], lengths, self._wave()))
         # Whole batches, so that what comes out does not depend on the number of processes.
-        return list(_by_tokens(order, sources, self.config.decode.batch_tokens, padded=True))[rank::size]
+        return list(by_tokens(order, lengths, self.config.decode.batch_tokens, padded=True))[rank::size]
 
     def _best(self, sources: list[list[int]], decode: DecodeConfig, start: int = BOS) -> list[Hypothesis]:
         device = self._device()
@@ -154,18 +151,3 @@ class Translator:
 
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-
-def _by_tokens(order: list[int], sources: list[list[int]], budget: int, padded: bool) -> Iterator[list[int]]:
-    """Consecutive items of `order` whose size, perhaps padded, is within the budget; at least one."""
-    batch: list[int] = []
-    total = 0
-    for i in order:  # shortest first, so that the newest is the longest
-        length = len(sources[i]) + 1
-        total = (len(batch) + 1) * length if padded else total + length
-        if batch and total > budget:
-            yield batch
-            batch, total = [], length
-        batch.append(i)
-    if batch:
-        yield batch

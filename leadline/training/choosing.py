@@ -5,12 +5,10 @@ They use the training's own updates (batches, clipping, precision, weight decay)
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from leadline.data.store import Store
 from leadline.errors import UserError
 from leadline.model.precision import autocast
 from leadline.rates import Ended, diversity
+from leadline.tasks.base import Batch
 from leadline.training.device import release_memory
 from leadline.training.events import OnStep
 from leadline.training.optim import schedule
@@ -48,8 +47,8 @@ def chosen(
             "optim.lr=auto: inverse_sqrt without warm-up falls from the first update on, so that the rate it begins "
             "with says little: set optim.warmup=auto too, or another optim.schedule"
         )
-    known = _with(config, lr=1e-3 if optim.lr == "auto" else optim.lr, warmup=1)
-    plain = dataclasses.replace(known, train=dataclasses.replace(known.train, step="eager"))
+    known = config.set(optim={"lr": 1e-3 if optim.lr == "auto" else optim.lr, "warmup": 1})
+    plain = known.set(train={"step": "eager"})
     setup = set_up(folder, plain, store, on_step)
     reasons, rate = {}, known.optim.known_lr
     warm = rates.warmup(setup.total) if optim.warmup == "auto" else optim.warmup
@@ -57,7 +56,7 @@ def chosen(
         reasons["optim.warmup"] = f"auto: a tenth of {setup.total} updates, at most {rates.LONGEST_WARMUP}"
     if optim.lr == "auto":
         begin(setup)
-        look = _Look(setup, _with(config, lr=1.0, warmup=warm), signals)
+        look = _Look(setup, config.set(optim={"lr": 1.0, "warmup": warm}), signals)
         allowed = look.budget(world.size)
         if world.leads:
             setup.tell("message", 0, message=f"choosing a learning rate: up to {allowed} updates at several rates …")
@@ -67,11 +66,7 @@ def chosen(
     del setup
     release_memory()
     rate, reasons = world.gather([rate, reasons])[0]
-    return _with(config, lr=rate, warmup=warm), reasons
-
-
-def _with(config: Config, **optim: Any) -> Config:
-    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, **optim))
+    return config.set(optim={"lr": rate, "warmup": warm}), reasons
 
 
 class _Look:
@@ -120,7 +115,7 @@ class _Look:
             return self.schedule(update)
         return rates.risen(update, updates, self.setup.total, self.warmup)
 
-    def _batch(self, number: int) -> Any:
+    def _batch(self, number: int) -> Batch:
         return self.setup.task.collate(self.plan[number])
 
     @torch.no_grad()

@@ -31,16 +31,12 @@ class Watcher(Protocol):
     def due(self, update: int) -> bool: ...
     def begin(self, model: nn.Module) -> None:
         """Before the update's forward pass on plain tensors."""
-        ...
 
     def seen(self) -> None:
         """After it: no hook may stay."""
-        ...
 
     def gradients(self) -> None:
         """When all gradients are there, before the optimizer's step."""
-        ...
 
     def end(self, lr: float) -> tuple[dict[str, float], str]:
         """What to log, and what to say, if anything."""
-        ...

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from leadline.config import Config
-from leadline.data.store import Progress, Store, prepare
+from leadline.data.store import Store, prepare
 from leadline.errors import Diverged, Interrupted, UserError
 from leadline.files import sha256
 from leadline.flight import Flight
@@ -35,21 +35,15 @@ from leadline.training.waiting import Waiting
 from leadline.world import Lost, World, join
 
 
-def train(
-    config: Config, out: str | Path | None = None, on_step: Sequence[OnStep] = (), progress: Progress | None = None
-) -> Path:
+def train(config: Config, out: str | Path | None = None, on_step: Sequence[OnStep] = ()) -> Path:
     """Train from the beginning; returns the run folder."""
     folder = Path(out) if out else runs.default_folder(config.model.placement)
     runs.require_new(folder)
-    return _run(folder, resolved(runs.absolute(config)), on_step, progress)
+    return _run(folder, resolved(runs.absolute(config)), on_step)
 
 
 def resume(
-    folder: str | Path,
-    on_step: Sequence[OnStep] = (),
-    progress: Progress | None = None,
-    config: Config | None = None,
-    allow_code: bool = False,
+    folder: str | Path, on_step: Sequence[OnStep] = (), config: Config | None = None, allow_code: bool = False
 ) -> Path:
     """Go on with a run from its last checkpoint, to the same weights as if it had never stopped.
 
@@ -62,19 +56,19 @@ def resume(
     config = runs.keeping_chosen(before, config or before)
     config = resolved(runs.with_vocabulary(runs.absolute(config), folder))
     runs.require_changeable(folder, runs.absolute(before), config)
-    return _run(folder, config, on_step, progress, note)
+    return _run(folder, config, on_step, note)
 
 
-def _run(folder: Path, config: Config, on_step: Sequence[OnStep], progress: Progress | None, note: str = "") -> Path:
+def _run(folder: Path, config: Config, on_step: Sequence[OnStep], note: str = "") -> Path:
     world = join()
     alone_in_it = runs.locked(folder) if world.leads else contextlib.nullcontext()
     with alone_in_it, watching_signals() as signals:
-        store = Store(prepare(config.data, progress=progress or (lambda what, done: None)))
+        store = Store(prepare(config.data))
         # Data that came prepared is what its own folder says, whatever the recipe says of it.
         # Where text and vocabulary lie is the run's affair.
         data = replace(store.data, source=config.data.source, vocabulary=config.data.vocabulary)
         config = replace(config, data=data)
-        updates = runs.updates_of(folder)
+        updates = runs.number_of(folder, "updates_per_epoch")
         world.require_alike(runs.own(config, store))
         config, reasons = choosing.chosen(folder, config, store, on_step, world, begun, signals)
         reasons |= runs.reasons_of(folder, config)

@@ -10,8 +10,6 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from leadline.config import Config
 from leadline.data.store import Progress, Store, prepare
 from leadline.errors import UserError
@@ -24,7 +22,9 @@ from leadline.training.checkpoint import Damaged, State
 from leadline.training.device import resolved
 from leadline.training.events import Watcher
 from leadline.training.setup import Setup, set_up
+from leadline.training.start import begun, taken_up
 
+# Of the keys that may change on the way, those that an update depends on; beside all of the optimizer.
 COMPUTES = {f"train.{name}" for name in ("updates", "epochs", "precision", "step", "recompute", "on_spike", "spike_lr")}
 
 
@@ -40,7 +40,9 @@ def replay(
     if update < 1:
         raise UserError(f"updates are counted from 1: there is no update {update}")
     facts = facts_of(folder)
-    changes = [change for change in facts.get("changes", []) if _computes(change["key"])]
+    changes = [
+        change for change in facts.get("changes", []) if change["key"].startswith("optim.") or change["key"] in COMPUTES
+    ]
     config = _as_at(update, runs.load_config(folder, allow_code), changes)
     if device:
         config = config.set(train={"device": device})
@@ -63,17 +65,12 @@ def replay(
         progress(f"replaying updates {state.update + 1} to {update}", 1)
         epoch, begin, _, _, rows, own = next(batches)
         lr = loop.rate_of(setup, state, number)
-        setup.step.accepts = _never if number in skipped else None
+        setup.step.accepts = (lambda loss, grad_norm: False) if number in skipped else None
         result = setup.step(own, number, lr, [watcher] if number == update else [])
     said: Facts = {"update": update, "from_checkpoint": state.update, "epoch": epoch, "batch": begin, "lr": lr}
     said |= {"loss": float(result.loss), "grad_norm": float(result.grad_norm), "tokens": result.tokens}
     ((row, alarm),) = result.watched
     return said | {"rows": [int(row) for each in rows for row in each]} | row | ({"alarm": alarm} if alarm else {})
-
-
-def _computes(key: str) -> bool:
-    """Whether what an update computes depends on a key that may change on the way."""
-    return key.startswith("optim.") or key in COMPUTES
 
 
 def _as_at(update: int, config: Config, changes: Sequence[Facts]) -> Config:
@@ -84,10 +81,6 @@ def _as_at(update: int, config: Config, changes: Sequence[Facts]) -> Config:
             section, _, key = change["key"].partition(".")
             before[section][key] = change["before"]
     return config.set(**before)
-
-
-def _never(loss: Tensor, grad_norm: Tensor) -> bool:
-    return False
 
 
 def _without_rolled_back(state: State, spikes: Sequence[Facts], update: int) -> None:
@@ -107,9 +100,5 @@ def _before(setup: Setup, update: int) -> State:
     earlier = [name for name in checkpoint.names(setup.folder) if int(name) < update]
     for name in reversed(earlier):
         with contextlib.suppress(Damaged):
-            state, weights, moments = checkpoint.read(setup.folder, name)
-            checkpoint.restore_model(setup.model, weights, str(setup.folder))
-            setup.step.restore(moments)
-            setup.step.restored()
-            return state
-    return loop.begun(setup)
+            return taken_up(setup, *checkpoint.read(setup.folder, name))
+    return begun(setup)

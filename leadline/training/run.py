@@ -92,7 +92,7 @@ def read_config(folder: Path) -> tuple[Config, str]:
     if not is_run(folder):
         raise not_a_run(folder)
     path, facts = folder / "config.toml", facts_of(folder)
-    known = configuration.from_dict(configuration.renamed(facts["config"])) if "seal" in facts else None
+    known = configuration.from_dict(configuration.renamed(facts["config"]), Config) if "seal" in facts else None
     try:
         config = configuration.load(path)
     except UserError as error:
@@ -171,16 +171,10 @@ def require_whole_tokenizer(folder: Path) -> None:
             raise UserError(f"{path} is damaged: leadline train --resume {folder} writes it again from the data")
 
 
-def watch_of(folder: Path) -> int:
-    """Every how many updates a run is looked into; 0: never."""
-    watch = facts_of(folder).get("watch", 0)
-    return watch if isinstance(watch, int) else 0
-
-
-def updates_of(folder: Path) -> int:
-    """Of an epoch of a run that was begun, which does not change; 0 where that is not known."""
-    updates = facts_of(folder).get("updates_per_epoch", 0)
-    return updates if isinstance(updates, int) else 0
+def number_of(folder: Path, key: str) -> int:
+    """What run.json says: updates_per_epoch, which do not change; watch, the updates between two looks; 0: nothing."""
+    number = facts_of(folder).get(key, 0)
+    return number if isinstance(number, int) else 0
 
 
 def reasons_of(folder: Path, config: Config) -> dict[str, str]:

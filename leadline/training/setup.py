@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -122,7 +122,7 @@ def _chosen(
     if config.train.on_spike == "skip":
         why = "the captured one cannot leave out an update, as train.on_spike=skip asks"
     elif not (why := not_capturable(device, config.train.precision)):
-        captured = _with_step(config, "graph")
+        captured = config.set(train={"step": "graph"})
         try:
             built = _build(captured, task, device, batch, world)
             built.step.rehearse(batch)
@@ -136,12 +136,8 @@ def _chosen(
         return captured, built, ""
     del built
     release_memory()
-    eager = _with_step(config, "eager")
+    eager = config.set(train={"step": "eager"})
     return eager, _build(eager, task, device, batch, world), why
-
-
-def _with_step(config: Config, step: Literal["eager", "graph"]) -> Config:
-    return replace(config, train=replace(config.train, step=step))
 
 
 def not_capturable(device: torch.device, precision: str) -> str:

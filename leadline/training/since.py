@@ -24,10 +24,7 @@ class Since:
 
     def row(self, state: State, result: Result, lr: float) -> dict[str, float]:
         """The line for all updates since; their time counts as training time."""
-        loss, grad_norm = (
-            float(torch.stack(self.losses).mean()),
-            float(result.grad_norm),
-        )  # waits for the device
+        loss = float(torch.stack(self.losses).mean())  # waits for the device
         seconds = time.perf_counter() - self.started
         state.seconds += seconds
         waited = self.waiting.seconds()
@@ -36,7 +33,7 @@ class Since:
             "epoch": state.epoch,
             "loss": loss,
             "lr": lr,
-            "grad_norm": grad_norm,
+            "grad_norm": float(result.grad_norm),
             "tokens_per_second": self.tokens / max(seconds, 1e-9),
             "seconds": state.seconds,
             "wait_seconds": waited,

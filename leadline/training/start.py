@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from pathlib import Path
 
+from torch import Tensor
+
 from leadline import config as configuration
 from leadline.config import Config
 from leadline.data.tokenizer import Tokenizer
@@ -44,9 +46,11 @@ def adopt(config: Config, asked: Set[str], allow_code: bool) -> Config:
 def restored(setup: Setup) -> State:
     """The last whole checkpoint, or another run's weights, or the beginning."""
     latest = checkpoint.read_latest(setup.folder, lambda message: setup.tell("message", 0, message=message))
-    if not latest:
-        return begun(setup)
-    state, weights, moments = latest
+    return taken_up(setup, *latest) if latest else begun(setup)
+
+
+def taken_up(setup: Setup, state: State, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> State:
+    """A checkpoint."""
     checkpoint.restore_model(setup.model, weights, str(setup.folder))
     setup.step.restore(moments)
     setup.step.restored()

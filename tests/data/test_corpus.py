@@ -87,17 +87,17 @@ from leadline.data.store import prepare
 
 corpus.BLOCK = 6000
 corpus.os.sched_getaffinity = lambda _: {0}
-save, calls = corpus._save, []
+written, calls = corpus.written, []
 
-def save_and_die(path, array):
+def written_or_killed(path):
     calls.append(path)
     if len(calls) == 20:
-        path.with_name(f".{path.name}.{os.getpid()}").write_bytes(b"half")
+        path.with_name(f".{path.name}.{os.getpid()}.tmp").write_bytes(b"half")
         path.write_bytes(b"half of it, too")
         os.kill(os.getpid(), signal.SIGKILL)
-    save(path, array)
+    return written(path)
 
-corpus._save = save_and_die
+corpus.written = written_or_killed
 prepare(DataConfig(**json.loads(sys.argv[1])), Path(sys.argv[2]))
 """
 

@@ -69,7 +69,7 @@ def one(values: set[float]) -> float:
 def found_in(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Connection], list[Finding]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        graph, _, _ = trace(model, run)
+        graph, _ = trace(model, run)
     found = connections(graph)
     return found, findings(found, sizes(model))
 
@@ -316,7 +316,7 @@ class Style:
 
     def constants_of(self, stack: str) -> tuple[float, float]:
         found = deepnet_constants(self.layers, self.layers if self.decoder else 0)
-        return found[f"{stack}_alpha"].value, found[f"{stack}_beta"].value
+        return found[f"{stack}_alpha"], found[f"{stack}_beta"]
 
 
 class Block(nn.Module):

@@ -226,7 +226,7 @@ def assert_says_what_to_do(finding: Finding) -> None:
 
 def test_findings_are_named_once_and_faults_know_no_torch() -> None:
     model, run = toy(Style("pre", fault="norm_on_skip"))
-    graph, _, _ = trace(model, run)
+    graph, _ = trace(model, run)
     names = [f.name for f in findings(connections(graph), {})]
     assert len(names) == len(set(names))
     assert not hasattr(faults, "torch")

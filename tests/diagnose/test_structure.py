@@ -294,7 +294,7 @@ def test_the_operands_of_an_addition_in_place_are_those_before_it(add: str) -> N
 def calls(layers: int, **options: Any) -> int:
     """How many functions are called to find the connections of so many layers."""
     model, x = Deep(layers, **options), torch.randn(2, 3, 4)
-    graph, _, _ = trace(model, lambda: model(x))
+    graph, _ = trace(model, lambda: model(x))
     count = 0
 
     def counted(frame: Any, event: str, argument: Any) -> None:

@@ -111,7 +111,7 @@ def own(placement: str, encoder: int, decoder: int) -> Built:
 
 for _placement, _name in (("post_ln", "Post-LN"), ("pre_ln", "Pre-LN"), ("deepnorm", "DeepNorm")):
     for _n, _m in ((3, 0), (0, 3), (3, 2)):
-        _alphas = {k: p.value for k, p in deepnet_constants(_n, _m).items()} if _placement == "deepnorm" else {}
+        _alphas = deepnet_constants(_n, _m) if _placement == "deepnorm" else {}
         enter(
             f"leadline {_placement} {_n}-{_m}",
             functools.partial(own, _placement, _n, _m),

@@ -244,8 +244,8 @@ def test_queries_and_keys_are_normed_over_a_head_or_over_all(kind: str, norm: st
     ("wrong", "message"),
     [
         ({"heads": 4, "kv_heads": 3}, "model.heads=4 must be a multiple of model.kv_heads=3"),
-        ({"kv_heads": -1}, "model.kv_heads and model.head_dim must be 0 or more"),
-        ({"head_dim": -2}, "model.kv_heads and model.head_dim must be 0 or more"),
+        ({"kv_heads": -1}, "model.kv_heads must be 0 or more, not -1"),
+        ({"head_dim": -2}, "model.head_dim must be 0 or more, not -2"),
         ({"head_dim": 5, "positions": "rotary"}, "rotary positions turn pairs, and a head is 5 wide"),
         ({"activation": "swiglu", "head": "bert"}, "model.head=bert has no gate"),
         ({"rotary_theta": 0.5}, "model.rotary_theta must be a number above 1"),

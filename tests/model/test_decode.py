@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from leadline.kernels.pack import pack, pack_one
+from leadline.kernels.pack import Pack, pack, pack_one
 from leadline.model import Transformer, decode
-from leadline.model.decode import Hypothesis, Stepper, beam_search, greedy
+from leadline.model.decode import Hypothesis, Stepper, beam_search
 from leadline.placement import PLACEMENTS
 
 VOCAB, BOS, EOS = 7, 1, 2
@@ -59,6 +59,10 @@ def log_p_of(model: Transformer, source: list[int], sequences: list[list[int]]) 
 
 def beam(model, sources, max_lengths, size: int, length_penalty: float = 0.0) -> list[list[Hypothesis]]:
     return beam_search(model, packed(sources), torch.tensor(max_lengths), BOS, EOS, size, length_penalty)
+
+
+def greedy(model: Transformer, source: Pack, max_lengths: Tensor, bos: int, eos: int) -> list[Hypothesis]:
+    return [hypotheses[0] for hypotheses in beam_search(model, source, max_lengths, bos, eos, 1, 0.0)]
 
 
 def plain_beam_search(model, source, max_length: int, size: int, length_penalty: float) -> list[Hypothesis]:

@@ -67,6 +67,9 @@ class Store:
     def split(self, name: str, kind: str = "pairs") -> Split:
         return _split(self._rng(name), self.shards, self.longest)
 
+    def directions(self, name: str) -> dict[str, int]:
+        return {}
+
     def labels(self, name: str) -> np.ndarray:
         return self._rng(name).integers(0, 2, sum(self.shards))
 

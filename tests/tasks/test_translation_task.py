@@ -10,6 +10,7 @@ from torch import Tensor
 
 from leadline.config import Config
 from leadline.data import batching, parallel
+from leadline.data.flat import Flat
 from leadline.data.sources import open_source
 from leadline.data.store import Store, prepare
 from leadline.data.tokenizer import BOS, EOS, PAD
@@ -112,7 +113,10 @@ def test_collate_equals_its_form_of_one_sentence_at_a_time(config, tmp_path, mon
         pairs = [split[int(task.train.rows[row])] for row in rows]
         expected = everything_in(collated_one_by_one(pairs, task.shape, config.model.max_length))
         assert everything_in(task.collate(rows)) == expected
-        assert everything_in(collate(pairs, task.shape, config.model.max_length)) == expected
+        assert (
+            everything_in(collate(*map(Flat.of, zip(*pairs, strict=True)), task.shape, config.model.max_length))
+            == expected
+        )
 
 
 def test_collate_counts_the_labels_and_keeps_the_shape(task: Translation) -> None:
