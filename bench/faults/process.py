@@ -20,6 +20,7 @@ from pathlib import Path
 
 GIB = 1 << 30
 STUCK = 110.0  # seconds after which a command says on stderr where it is
+WORD = 20.0  # seconds within which a command at work says something: a training does every ten
 # What commands load as they run, which torch's optimizers do too: once here, and not in each of thousands of processes.
 LOADED = (
     "leadline.cli", "leadline.training.trained", "leadline.report.figures", "leadline.diagnose.inspect",
@@ -42,6 +43,7 @@ class Ended:
     err: str
     seconds: float
     memory: int  # bytes resident at the most
+    silent: float = 0.0  # of one that did not end: seconds since its last word
 
     @property
     def crashed(self) -> bool:
@@ -104,14 +106,15 @@ class Command:
                 status = signal.SIGALRM
                 break
             time.sleep(0.002)
+        silent = time.time() - max(path.stat().st_mtime for path in self.files[1:])
         out, err = (path.read_text(encoding="utf-8", errors="replace") for path in self.files[1:])
-        if status == signal.SIGALRM:
+        if status == signal.SIGALRM and (silent > WORD or "Timeout (" in err):  # which faulthandler says
             print(f"a command did not end:\n{err}", file=sys.stderr)  # with the test or trial that waited for it
         for path in self.files:
             path.unlink(missing_ok=True)
         seconds = time.monotonic() - self.begun
         unit = 1 if sys.platform == "darwin" else 1024
-        return Ended(os.waitstatus_to_exitcode(status), out, err, seconds, usage.ru_maxrss * unit)
+        return Ended(os.waitstatus_to_exitcode(status), out, err, seconds, usage.ru_maxrss * unit, silent)
 
 
 def call(

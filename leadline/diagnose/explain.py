@@ -9,7 +9,6 @@ cause; what follows are its consequences.
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -78,11 +77,16 @@ def explain(run: str | Path | Sequence[Row], looks: Sequence[Row] = ()) -> Expla
 
 def causes_of(timeline: Timeline) -> list[Cause]:
     """The first fault of each kind, the earliest first."""
-    sudden = (next(filter(None, (rule(timeline, at) for rule in RULES)), None) for at in timeline.marked())
-    told = [rule(timeline) for rule in SET], [filter(None, sudden)], [rule(timeline) for rule in SLOW]
     causes: dict[str, Cause] = {}
-    for cause in itertools.chain.from_iterable(itertools.chain(*told)):
-        causes.setdefault(cause.kind, cause)
+    for rule in SET:
+        for cause in rule(timeline):
+            causes.setdefault(cause.kind, cause)
+    for at in timeline.marked():
+        if sudden := next(filter(None, (rule(timeline, at) for rule in RULES)), None):
+            causes.setdefault(sudden.kind, sudden)
+    for slow in SLOW:
+        for cause in slow(timeline):
+            causes.setdefault(cause.kind, cause)
     for cause in trend(timeline, list(causes.values())):
         causes.setdefault(cause.kind, cause)
     # Of numbers that are not finite nothing can be said.
