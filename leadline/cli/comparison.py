@@ -148,10 +148,7 @@ def reproduce(
     if what == "list" and any((sources, seeds, depths, only, at_once, on, processes, assignments)):
         raise UserError("reproduce list takes no options but --json: name a figure, or all")
     if what == "list":
-        titles = {name: figure.title for name, figure in figures.FIGURES.items()}
-        if as_json:
-            return print_json([{"name": name, "title": title} for name, title in titles.items()])
-        return definitions(list(titles.items()))
+        return _list({name: figure.title for name, figure in figures.FIGURES.items()}, as_json)
     if what not in [*known, "all"]:
         raise UserError(f"there is nothing called {what!r} to reproduce: {nearest(what, [*known, 'list', 'all'])}")
     chosen = Chosen(tuple(only or ()), tuple(depths or ()))
@@ -185,6 +182,13 @@ def _require_usable(scale: str, counts: list[int | None], cluster_with_jobs: boo
         raise UserError("--seeds, --jobs, --processes and --depth must be at least 1")
     if cluster_with_jobs:
         raise UserError("--jobs means nothing with --on: a cluster runs as many at once as it has room for")
+
+
+def _list(titles: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        print_json([{"name": name, "title": title} for name, title in titles.items()])
+    else:
+        definitions(list(titles.items()))
 
 
 def _figure(

@@ -34,6 +34,7 @@ def outside(connections: Sequence[Connection], facts: Mapping[str, Any]) -> list
     names = list(dict.fromkeys(c.placement for c in connections))
     width, depth = max(c.dim for c in connections), max(layers_of(connections).values())
     start = facts.get("start", "")
+    batches = "one batch" if facts.get("batches") == 1 else "two batches"
     differences = {
         "not an encoder-decoder": not any(c.sublayer == "cross-attention" for c in connections),
         " and ".join(names): len(names) > 1 or names[0] not in PLACEMENTS,
@@ -42,8 +43,7 @@ def outside(connections: Sequence[Connection], facts: Mapping[str, Any]) -> list
         f"optimizer {facts.get('optimizer')}": facts.get("optimizer") != OPTIMIZER,
         "weights already trained" if start == "trained" else f"weights start at {start}": start not in ("", START),
         "data other than number words": facts.get("data") != DATA,
-        f"{'one batch' if facts.get('batches') == 1 else 'two batches'} to look at": facts.get("batches", BATCHES)
-        < BATCHES,
+        f"{batches} to look at": facts.get("batches", BATCHES) < BATCHES,
     }
     return [said for said, differs in differences.items() if differs]
 
